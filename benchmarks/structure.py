@@ -2,9 +2,10 @@
 
     python benchmarks/structure.py [--trace] [--list] [--json out/structure.json]
 
-Everything is read from imports and definitions. The core is what lies outside of `PACKAGE/parts/`. `--trace` also
-runs one save and one load of a small model and counts the product's files whose functions they enter: a weight's way
-from the trainer's parameters to an engine's.
+Everything is read from imports and definitions. The core is what lies outside of `PACKAGE/parts/`. Figures of the
+same features leave out the files that hold nothing but features that tree 658d26ae lacks (`LATER`); what these
+features add to other files still counts. `--trace` also runs one save and one load of a small model and counts the
+product's files whose functions they enter: a weight's way from the trainer's parameters to an engine's.
 A line of code is one that is neither blank, nor a comment, nor part of a docstring. Files of data and of the page
 (`DATA`) are counted by their lines that are neither blank nor a comment, so that code which becomes data is seen.
 """
@@ -15,7 +16,7 @@ import io
 import json
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,38 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("syncd", "trainer", "explorer_hooks")
 DATA = ("toml", "js", "html", "css")
 SMALL = 70
+LATER = {
+    "hosts": (
+        "syncd/parts/hosts/",
+        "syncd/transports/files/piece_reader.py",
+        "syncd/protocol/tile_table.py",
+        "syncd/protocol/read_bytes.py",
+    ),
+    "rolling updates": (
+        "syncd/parts/rolling/",
+        "explorer_hooks/parts/rolling/",
+        "explorer_hooks/follower/gate.py",
+        "syncd/protocol/rolling.py",
+        "syncd/daemon/parts.py",
+    ),
+    "mirrors": ("syncd/parts/mirror/", "syncd/protocol/mirror_report.py", "syncd/experience/rejected.py"),
+    "early copies": ("syncd/transports/files/early_", "syncd/protocol/write_progress.py"),
+    "exams, proof by change": (
+        "explorer_hooks/proof/exam",
+        "explorer_hooks/proof/changes.py",
+        "explorer_hooks/proof/calibrations.py",
+        "explorer_hooks/follower/examination.py",
+    ),
+    "trust in code": (
+        "syncd/jobfile/code_trust.py",
+        "syncd/protocol/path_trust.py",
+        "trainer/safe_unpickle.py",
+    ),
+    "responses API": ("explorer_hooks/parts/agents/responses_api.py",),
+    "schedules": ("trainer/config/schedule.py",),
+}
+"""The features that tree 658d26ae lacks, and how the paths of their own files begin."""
+
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -49,7 +82,23 @@ class Source:
     @property
     def is_core(self) -> bool:
         """Whether it lies outside of the parts that can be taken out."""
-        return self.path.split("/")[1] != "parts"
+        return self.part == ""
+
+    @property
+    def part(self) -> str:
+        """The part that it belongs to, empty for the core."""
+        folders = self.path.split("/")
+        return folders[2].removesuffix(".py") if folders[1] == "parts" else ""
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it holds nothing but features that tree 658d26ae lacks."""
+        return self.later_feature != ""
+
+    @property
+    def later_feature(self) -> str:
+        """The feature of `LATER` that it belongs to, empty for none."""
+        return next((name for name, starts in LATER.items() if self.path.startswith(starts)), "")
 
 
 def main() -> None:
@@ -147,15 +196,15 @@ def measure(sources: dict[str, Source]) -> dict[str, object]:
         for source in sources.values()
         for node in _functions(source)
     )
+    same = [source for source in sources.values() if not source.is_later]
     return {
-        "product files": len(sources),
-        "code lines": sum(source.code for source in sources.values()),
-        "code lines of the core": sum(source.code for source in sources.values() if source.is_core),
-        "lines of docstrings": sum(source.docstrings for source in sources.values()),
+        **sizes(sources.values()),
         "lines": sum(source.lines for source in sources.values()),
+        "parts, by code lines": code_of(sources.values(), lambda source: source.part),
+        "later features, by code lines": code_of(sources.values(), lambda source: source.later_feature),
+        **{f"same features: {name}": size for name, size in sizes(same).items()},
         "median lines of a function": functions[len(functions) // 2] if functions else 0,
         "90th percentile of a function": functions[len(functions) * 9 // 10] if functions else 0,
-        "files above 300 lines": {s.path: s.lines for s in sources.values() if s.lines > 300},
         "class names used more than once": shared_classes(sources),
         "modules with one importer": len(single),
         f"modules with one importer under {SMALL} lines": {
@@ -163,6 +212,27 @@ def measure(sources: dict[str, Source]) -> dict[str, object]:
         },
         "circles between folders": [" <-> ".join(group) for group in circles(graph)],
     }
+
+
+def sizes(sources: Iterable[Source]) -> dict[str, object]:
+    """Return how much there is of some files."""
+    counted = list(sources)
+    return {
+        "product files": len(counted),
+        "code lines": sum(source.code for source in counted),
+        "code lines of the core": sum(source.code for source in counted if source.is_core),
+        "lines of docstrings": sum(source.docstrings for source in counted),
+        "files above 300 lines": {source.path: source.lines for source in counted if source.lines > 300},
+    }
+
+
+def code_of(sources: Iterable[Source], group: Callable[[Source], str]) -> dict[str, int]:
+    """Return the code lines of each group of files but the one without a name."""
+    lines: dict[str, int] = defaultdict(int)
+    for source in sources:
+        if group(source) and source.code:
+            lines[group(source)] += source.code
+    return dict(sorted(lines.items()))
 
 
 def _functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

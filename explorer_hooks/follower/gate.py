@@ -1,7 +1,7 @@
 """What a follower waits for between fetching a version and loading it: gates, which parts register.
 
 A version is fetched as soon as it is published, so that a wait costs the engine nothing. Once all gates admit the
-version, the engine is paused for it.
+version, the engine is paused for it. A gate whose document is not in the job is open, and is not asked.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,10 @@ from typing import Protocol
 
 from explorer_hooks.follower.policy import FollowOptions, policy_of
 from syncd.client.client import Client
+from syncd.errors import CorruptDataError
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.documents import SMALL_LIMIT
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.version import Pair, Version
 from syncd.registered import GATES, registered
 
@@ -19,6 +23,12 @@ class Gate(Protocol):
     reads: str
     """What the follower's presence has in `reads`, so that others know that it waits."""
 
+    path: str
+    """The document of the job that says who may go on; while there is none, nobody waits here."""
+
+    def update(self, data: bytes | None) -> None:
+        """Take what the document holds now, None once it is gone; damaged data admit nobody."""
+
     def target(self, newest: Pair | None, applied: Pair | None) -> Pair | None:
         """Return the version to go to, where `newest` is published; None for none."""
 
@@ -28,16 +38,13 @@ class Gate(Protocol):
     def admits(self, pair: Pair, applied: Pair | None) -> bool:
         """Return whether a version that is fetched may be loaded now."""
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether nobody waits here, as in a job in which this gate has no effect."""
-
 
 class Gates:
     """All gates of one follower."""
 
-    def __init__(self, gates: Sequence[Gate] = ()) -> None:
-        self._gates = gates
+    def __init__(self, gates: Sequence[Gate] = (), disk: Disk | None = None) -> None:
+        self._gates, self._disk = gates, disk or LocalDisk()
+        self._shut: list[Gate] = []  # those whose documents were there at the last reading
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -45,19 +52,39 @@ class Gates:
 
     @property
     def is_open(self) -> bool:
-        return all(gate.is_open for gate in self._gates)
+        """Return whether nobody waits, by what was read last."""
+        return not self._shut
 
     def target(self, newest: Pair | None, applied: Pair | None) -> Pair | None:
-        for gate in self._gates:
+        self._read()
+        for gate in self._shut:
             newest = gate.target(newest, applied)
         return newest
 
     def version(self, pair: Pair) -> Version | None:
-        versions = (gate.version(pair) for gate in self._gates)
+        versions = (gate.version(pair) for gate in self._shut)
         return next((version for version in versions if version is not None), None)
 
     def admits(self, pair: Pair, applied: Pair | None) -> bool:
-        return all(gate.admits(pair, applied) for gate in self._gates)
+        self._read()
+        return all(gate.admits(pair, applied) for gate in self._shut)
+
+    def _read(self) -> None:
+        self._shut = [gate for gate in self._gates if self._is_shut(gate)]
+
+    def _is_shut(self, gate: Gate) -> bool:
+        data = self._content(gate.path)
+        if data is not None or gate in self._shut:
+            gate.update(data)
+        return data is not None
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            return self._disk.read(path, SMALL_LIMIT)
+        except MISSING:
+            return None
+        except CorruptDataError:  # too large, or no file
+            return b""
 
 
 def open_gates(client: Client, options: FollowOptions) -> Gates:
@@ -65,4 +92,4 @@ def open_gates(client: Client, options: FollowOptions) -> Gates:
     if policy_of(options).which not in ("newest", "at-least"):
         return Gates()
     makers: list[Callable[[Client], Gate]] = [point.load() for point in registered(GATES).values()]
-    return Gates([make(client) for make in makers])
+    return Gates([make(client) for make in makers], client.job.disk)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from explorer_hooks.follower.engine_status import EngineStatus
 from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
 from explorer_hooks.follower.reporter import Reporter
+from explorer_hooks.follower.running_engine import EngineStatus
 from explorer_hooks.follower.versions import FailedVersions, KnownVersions
 from explorer_hooks.proof.judgement import UnprovenError, has_grown
 from explorer_hooks.proof.prover import Prover

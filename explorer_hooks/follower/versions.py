@@ -12,6 +12,7 @@ from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
+from syncd.protocol.write_progress import READS_EARLY
 from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import (
     DirectoryOptions,
@@ -213,7 +214,8 @@ class Fetcher:
     ) -> None:
         if "directory" not in hook.takes:
             raise ConfigError(f"the hook {hook.name} loads no directories, so it cannot follow versions")
-        self._client, self._gates = client, gates
+        self._client = client
+        self._also_reads = (*gates, *((READS_EARLY,) if options.early else ()))
         self._stage = HostStage(options.stage, client.job.root, client.clock) if options.stage else None
         self._reader = _open_reader(options, client, self._stage, report)
         verify = Verification(options.verify)
@@ -258,7 +260,7 @@ class Fetcher:
     def _publish_reads(self) -> None:
         """Have the trainer know whether deltas can be read here: not while the stage is full."""
         is_slow = self._stage is None and self._hook is not None and not self._hook.takes_changes()
-        self._client.publish_reads((*(() if is_slow else self._files.reads()), *self._gates))
+        self._client.publish_reads((*(() if is_slow else self._files.reads()), *self._also_reads))
 
     def _find(self, leased: Leased, timings: LoadTimings) -> HeldDirectory:
         for receiver in self._nearer:

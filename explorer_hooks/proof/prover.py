@@ -1,10 +1,10 @@
-"""Asks an engine for its answers to probes, judges them, and keeps which weights it has worked on unproven."""
+"""Asks an engine for its answers to probes, and judges them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from explorer_hooks.hook import ProbeAnswer, ProbingHook, Unproven
+from explorer_hooks.hook import ProbeAnswer, ProbingHook
 from explorer_hooks.proof.calibrations import Calibration, Calibrations
 from explorer_hooks.proof.changes import START, Anchor, Anchors, least_seen, stayed
 from explorer_hooks.proof.ended_probes import EndedProbes
@@ -271,31 +271,3 @@ def _stored(target: WeightDirectory | WeightTensors) -> set[str | None]:
     if not isinstance(target, WeightDirectory):
         return set()
     return {DTYPES.get(tensor.dtype) for tensor in target.tensors.values()}
-
-
-class UnprovenLoads:
-    """Which weights an engine has worked on without a proof. One thread changes it, any may read `by_label`."""
-
-    def __init__(self) -> None:
-        self.by_label: Mapping[str, Unproven] = {}
-        self._pending: str | None = None
-
-    def begin(self, label: str) -> None:
-        """Note that the engine is about to work on weights whose probe it has not answered yet."""
-        if label != self._pending:
-            self.end(is_proven=False)
-            self._pending = label
-            self._note(label, self._failed(label), pending=True)
-
-    def end(self, *, is_proven: bool) -> None:
-        """Note that it has answered the probe, so that its work was of the right weights, or that it never will."""
-        label, self._pending = self._pending, None
-        if label is not None:
-            self._note(label, self._failed(label) + (not is_proven), pending=False)
-
-    def _failed(self, label: str) -> int:
-        return self.by_label.get(label, Unproven()).failed
-
-    def _note(self, label: str, failed: int, *, pending: bool) -> None:
-        kept = {key: value for key, value in self.by_label.items() if key != label}
-        self.by_label = {**kept, label: Unproven(failed, pending)} if failed or pending else kept

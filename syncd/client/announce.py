@@ -58,6 +58,7 @@ class StepAnnouncer:
 
     def publish_received(self, step: int | None = None, world_size: int | None = None) -> int:
         """Seal and announce a step whose writers have all left receipts; see `Client.publish_received`."""
+        refuse_mirrored(self._job, "a step of this process")
         wanted = step if step is not None else self._newest_directory()
         receipts = [] if wanted is None else self._receipts(wanted)
         if world_size is not None:

@@ -15,6 +15,7 @@ from syncd.protocol.documents import (
     SMALL_LIMIT,
     Document,
     Fields,
+    decode,
     encode,
     read_document,
     record_from,
@@ -149,10 +150,10 @@ def read_wave(job: Job) -> Wave | None:
         return None
 
 
-def read_wave_or_closed(job: Job) -> Wave | None:
-    """Return the wave; one that admits nobody if its file is damaged."""
+def wave_or_closed(data: bytes, path: str) -> Wave:
+    """Return the wave in the bytes of its file; one that admits nobody if they are damaged."""
     try:
-        return read_wave(job)
+        return wave_from(decode(data, path))
     except ProtocolTooNewError:
         raise
     except CorruptDataError:

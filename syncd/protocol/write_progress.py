@@ -1,7 +1,8 @@
 """How far a writer has come with a shard file, for readers that copy a step while it is written.
 
 `.receipts/00001-of-00004.progress` is replaced as the file grows, never synced, and removed before the receipt. It is
-a hint: what was read by it counts only if its digest is that of the sealed step's manifest.
+a hint: what was read by it counts only if its digest is that of the sealed step's manifest. A trainer leaves none
+unless an explorer has `READS_EARLY` in `reads`.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from syncd.protocol.layout import ACTOR, is_relative_name
 from syncd.protocol.receipt import Receipt, read_receipts, receipts_directory
 
 SUFFIX = ".progress"
+READS_EARLY = "early"  # what an explorer that copies steps while they are written has in `reads`
 
 _PART, _MOST_PART, _PAUSE = 50, 10, 0.25
 """Notes take one part in `_PART` of the time, or one in `_MOST_PART` rather than none for `_PAUSE` seconds."""

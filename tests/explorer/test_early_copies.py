@@ -7,30 +7,44 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
 import xxhash
-from support.followers import Scene
+from support import forked
+from support.engine_process import free_port
+from support.fake_hook import FakeEngine, FakeHook, digest_of
+from support.followers import QUICK, Scene
+from support.job_file import tiny_job, write_job
+from support.trainers import write_experiences
+from support.waiting import LONG
+from support.whole_jobs import ENVIRONMENT, RANK, alone
 
+from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.policy import FollowOptions
 from syncd.errors import ConfigError
+from syncd.jobfile.sections import SyncSection
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
+from syncd.protocol.presence import read_presences
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
+from syncd.synchronizer import Synchronizer
+from syncd.transports.base import SendContext, StepContent
 from syncd.transports.files import early_copy, early_decision
 from syncd.transports.files.early_decision import AttemptKey
 from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import payload_of
 from syncd.transports.files.piece_reader import OriginReader
+from syncd.transports.files.send import FilesSender
 from syncd.transports.files.stage import HostStage, StageSource
 from syncd.transports.files.step_saver import StepSaver
+from syncd.transports.ranks import Ranks
 
 PART = 1 << 16
 SIZE = 5 * PART + 12345
@@ -279,6 +293,21 @@ def test_a_trainer_says_how_far_it_is_until_its_receipt_does(job, monkeypatch):
     assert os.listdir(f"{job.step(1)}/actor/.receipts") == ["00001-of-00001.json"]
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_trainer_leaves_notes_only_where_a_follower_copies_early(tmp_path, monkeypatch, early):
+    noted = []
+    monkeypatch.setattr(ProgressNotes, "note", lambda _, written: noted.append(written))
+    settings = SyncSection(delta="off")
+    with closing(Scene(tmp_path / "job")) as scene, Synchronizer.open(scene.root, "trainer") as trainer:
+        scene.follow(stage=str(tmp_path / "stage"), early=early)
+        trainer.beat()
+        context = SendContext(scene.job, Ranks(), settings, trainer)
+        with closing(FilesSender.open(context)) as sender:
+            sender.send(1, "save-1", StepContent({"w": torch.ones(8)}.items))
+            sender.wait()
+    assert bool(noted) is early
+
+
 @pytest.mark.parametrize(
     ("more", "reason"), [({}, "only a stage"), ({"stage": "s", "peers": ":1"}, "each host")]
 )
@@ -304,6 +333,63 @@ def test_a_follower_loads_and_leases_nothing_before_the_version_is_published(tmp
         scene.tick()
         assert follower.turn(10.0).kind == "applied"
         assert "early_copy_used" in scene.names()
+
+
+STALLS = """
+import runpy, sys, time
+from syncd.protocol.write_progress import ProgressNotes
+from syncd.transports.files import shard
+
+shard.PIECE, note = 1 << 16, ProgressNotes.note
+
+def stall(notes, written):
+    notes._next = 0.0
+    note(notes, written)
+    while ".global_step_2." in notes._path and 2 * written > notes._progress.size:
+        time.sleep(1)
+
+ProgressNotes.note = stall
+sys.argv[0] = "trainer"
+runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+"""
+"""A trainer that stops in the middle of the second step's only file."""
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_in_the_middle_of_a_save_costs_its_bytes_alone(tmp_path, monkeypatch):
+    job, told, engines = Job.at(tmp_path / "job"), [], [FakeEngine(), FakeEngine()]
+    os.mkdir(job.root)
+    write_experiences(job.root, 2)
+    tables = {
+        "engine": {"options": {"width": 400}},
+        "sync": {"delta": "off"},
+        "trainer": {"nproc": 1, "total_steps": 2, "save_interval": 1},
+    }
+    file = write_job(f"{job.root}.toml", tiny_job(job.root, **tables))
+    environment = {**ENVIRONMENT, **RANK, "MASTER_PORT": str(free_port())}
+    with ExitStack() as opened:
+        followers = []
+        for number, engine in enumerate(engines):
+            options = FollowOptions(stage=f"{tmp_path}/stage{number}", early=True, **QUICK)
+            tell = lambda _, name, fields: told.append((name, fields))  # noqa: E731
+            made = Follower.open(job.root, FakeHook(engine), f"e{number}", options, listener=tell)
+            followers.append(opened.enter_context(made))
+        killed = forked.start(f"{job.root}.killed.log", environment, "-c", STALLS, "train", file)
+        opened.callback(killed.end)
+        assert {follower.turn(LONG).kind for follower in followers} == {"applied"}, killed.said()
+        until(lambda: len([*tmp_path.glob("stage*/*/.early.2-*/*.safetensors")]) == 2, LONG)
+        killed.kill()
+        monkeypatch.setattr(early_decision, "STILL", 0.2)
+        until(lambda: not [*tmp_path.glob("stage*/*/.early.*")])
+        assert {follower.turn(0.05).kind for follower in followers} == {"nothing"}
+        assert [fields["version"] for name, fields in told if name == "load_started"] == ["1.1", "1.1"]
+        presences = read_presences(job.disk, job.explorers)[0].values()
+        assert {(presence.applied, presence.loading) for presence in presences} == {((1, 1), None)}
+        again = alone(f"{job.root}.again.log", file)
+        opened.callback(again.end)
+        assert {follower.turn(LONG).kind for follower in followers} == {"applied"}, again.said()
+        assert {engine.weights for engine in engines} == {digest_of(f"{job.step(2)}/actor")}
+        assert again.wait(LONG) == 0
 
 
 # --- what is copied early is not what is published ------------------------------------------------------------

@@ -58,7 +58,11 @@ def test_structure_finds_circles_shared_names_and_single_importers(sources):
 
 
 @pytest.mark.slow
-def test_the_product_has_no_circle_and_no_shared_class_name():
-    figures = structure.measure(structure.read(Path(ROOT), structure.PACKAGES))
+def test_the_product_has_no_circle_no_shared_class_name_and_all_files_of_later_features():
+    sources = structure.read(Path(ROOT), structure.PACKAGES)
+    figures = structure.measure(sources)
     assert figures["circles between folders"] == []
     assert figures["class names used more than once"] == {}
+    paths = [source.path for source in sources.values()]
+    starts = [start for starts in structure.LATER.values() for start in starts]
+    assert [start for start in starts if not any(path.startswith(start) for path in paths)] == []

@@ -13,8 +13,9 @@ from syncd.errors import DOCS, ConfigError, storage_error, storage_errors
 from syncd.jobfile.keys import Key
 from syncd.jobfile.loader import values_at
 from syncd.jobfile.model import KEYS, JobFile, plain
-from syncd.protocol.layout import STATE, read_config_file
+from syncd.protocol.layout import STATE, Job, read_config_file
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.owner import refuse_mirrored
 from syncd.protocol.permissions import modes_in
 from trainer.config.changes import UNSOUND, Contradiction, check_allowed, record_changes, split
 from trainer.config.load import FIRST_LINE, read_table
@@ -37,6 +38,8 @@ def enter_job_dir(config: JobFile, allowed: Collection[str] = ()) -> JobFile:
     """
     check_allowed(allowed)
     settled = make_job_dir(config)
+    with storage_errors(settled.job.dir):
+        refuse_mirrored(Job.at(settled.job.dir), "a trainer")
     keep_config(settled, allowed)
     return settled
 

@@ -6,7 +6,7 @@ from explorer_hooks.parts.rolling.turns import Other, goes_alone, is_admitted, t
 from syncd.client.client import Client
 from syncd.protocol.engine_state import engine_report_of
 from syncd.protocol.presence import TTL, Liveness, Presence
-from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, read_wave_or_closed, unit_of
+from syncd.protocol.rolling import ALONE, READS_GATE, Wave, at_gate, unit_of, wave_or_closed
 from syncd.protocol.version import Pair, Version
 
 LOOK_EVERY = 2.0  # seconds between two readings of other explorers while nobody leads
@@ -19,18 +19,20 @@ class RollingGate:
 
     def __init__(self, client: Client) -> None:
         self._client, self._name = client, client.identity or ""
+        self.path = client.job.rolling
         self._wave: Wave | None = None
         self._beaten = client.clock.monotonic()
         self._loading = Liveness(TTL)
         self._looked, self._others = float("-inf"), list[Other]()
 
-    @property
-    def is_open(self) -> bool:
-        return self._wave is None
+    def update(self, data: bytes | None) -> None:
+        before, wave = self._wave, None if data is None else wave_or_closed(data, self.path)
+        if wave is None or before is None or (wave.term, wave.beat) != (before.term, before.beat):
+            self._beaten = self._client.clock.monotonic()
+        self._wave = wave
 
     def target(self, newest: Pair | None, applied: Pair | None) -> Pair | None:
-        wave = self._read()
-        return newest if wave is None else target(wave, self._name, newest, applied)
+        return newest if self._wave is None else target(self._wave, self._name, newest, applied)
 
     def version(self, pair: Pair) -> Version | None:
         wave = self._wave
@@ -38,21 +40,13 @@ class RollingGate:
         return next((version.version() for version in versions if version and version.pair == pair), None)
 
     def admits(self, pair: Pair, applied: Pair | None) -> bool:
-        wave, now = self._read(), self._client.clock.monotonic()
+        wave, now = self._wave, self._client.clock.monotonic()
         if wave is None or is_admitted(wave, self._name, pair, applied):
             return True
         if now - self._beaten < ALONE:
             return False
         self._look(wave, now)
         return goes_alone(wave, self._name, pair, self._others)
-
-    def _read(self) -> Wave | None:
-        before, wave = self._wave, read_wave_or_closed(self._client.job)
-        now = self._client.clock.monotonic()
-        if wave is None or before is None or (wave.term, wave.beat) != (before.term, before.beat):
-            self._beaten = now
-        self._wave = wave
-        return wave
 
     def _look(self, wave: Wave, now: float) -> None:
         """Read the presences of the others, which tell whose turn it is."""

@@ -34,6 +34,9 @@ class SourceEnd(Protocol):
     def read(self, link: Link, record: FileRecord, offset: int, length: int) -> bytes:
         """Return bytes of a file of a step; fewer than asked for only if the file is shorter."""
 
+    def baseline(self) -> bytes | None:
+        """Return the file of the baseline that engines are calibrated by, None while there is none."""
+
     def end(self) -> JobEnd | None:
         """Return the end of the job, None while it goes on."""
 
@@ -74,6 +77,9 @@ class TargetEnd(Protocol):
         Args:
             links: Those of its steps that `has` does not know.
         """
+
+    def keep_baseline(self, data: bytes) -> None:
+        """Have the baseline there, unless there is one."""
 
     def end(self) -> JobEnd | None:
         """Return the end of the job as it is there."""

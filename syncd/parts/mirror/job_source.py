@@ -99,6 +99,12 @@ class JobSource:
         """Return bytes of a file."""
         return self._job.disk.read_at(f"{self._job.step(link.step)}/{record.name}", offset, length)
 
+    def baseline(self) -> bytes | None:
+        """Return the baseline that the trainer or `syncd publish` has recorded."""
+        with contextlib.suppress(*MISSING):
+            return self._job.disk.read(self._job.base_probe)
+        return None
+
     def end(self) -> JobEnd | None:
         """Return the end that the trainer has left."""
         return read_end(self._job)

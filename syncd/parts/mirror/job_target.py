@@ -20,7 +20,7 @@ from syncd.parts.mirror.links import Link, find_way
 from syncd.parts.mirror.meter import Meter
 from syncd.parts.mirror.transfer import CheckedFile
 from syncd.protocol.digest import CHUNK
-from syncd.protocol.disk import MISSING, Clock
+from syncd.protocol.disk import MISSING, Clock, exists
 from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished, read_end
 from syncd.protocol.layout import Job, step_name
 from syncd.protocol.leadership import Term
@@ -137,6 +137,11 @@ class JobTarget:
                 )
             self._meter.check()
             time.sleep(_LOOK)
+
+    def keep_baseline(self, data: bytes) -> None:
+        """Write it through the term of the lead."""
+        if not exists(self._job.disk, self._job.base_probe):
+            self._term().publish(self._job.base_probe, data)
 
     def end(self) -> JobEnd | None:
         """Return the end that explorers there read."""

@@ -39,7 +39,7 @@ class Mirror:
         self._begun: Way | None = None
         self._seen: tuple[Pair, float] | None = None
         self._last_version = LastVersion()
-        self._looks_at = float("-inf")
+        self._looks_at, self._has_baseline = float("-inf"), False
 
     def turn(self) -> bool:
         """Do one thing; return whether there was something to do."""
@@ -96,6 +96,12 @@ class Mirror:
         if (end is None or has_come) and end != self._target.end():
             self._target.finish(end)
 
+    def _pass_baseline(self) -> None:
+        """Have the target know the baseline, which engines there answer before they load a version."""
+        if not self._has_baseline and (data := self._source.baseline()) is not None:
+            self._target.keep_baseline(data)
+            self._has_baseline = True
+
     def _way(self, newest: Version) -> Way:
         """Return what to copy now."""
         begun = None
@@ -145,6 +151,7 @@ class Mirror:
 
     def _publish(self, way: Way) -> None:
         version = way.version
+        self._pass_baseline()
         self._target.publish(version, way.links)
         since = self._seen[1] if self._seen and self._seen[0] == version.pair else None
         seconds = None if since is None else round(self._clock.monotonic() - since, 6)

@@ -3,11 +3,13 @@
     version.json                                  `index`: replaced by compare-and-swap, its pair only grows
     steps/<step>-<digest16>/<file>                immutable; a file above `PART` bytes is <file>.parts/<offset>
     steps/<step>-<digest16>/manifest.json         created once, after all files: the seal
+    base_probe.json                               created once: the baseline of proofs, if the job has one
 
 Names carry the content, so a step that was written again has another name, and two mirrors write the same bytes under
 the same names. What is deleted is first taken out of `version.json`; of a step the manifest is deleted first.
 """
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +33,7 @@ from syncd.transports.files.copy_files import several_at_once
 PART = 32 << 20
 """Bytes of a part of a large file: a part of the format, since names follow from it. Four are in memory at once."""
 
-STEPS = "steps/"
+STEPS, BASELINE = "steps/", "base_probe.json"
 SWEEP_EVERY = 86400.0
 """Seconds between two searches for what killed mirrors have left."""
 
@@ -106,6 +108,12 @@ class StoreSource:
             if at < end:
                 data += self._range(f"{directory}/{name}", at, end - at)
         return data
+
+    def baseline(self) -> bytes | None:
+        """Return the object of the baseline."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._objects.get(BASELINE).data
+        return None
 
     def end(self) -> JobEnd | None:
         """Return the end that stood beside the version when that was read."""
@@ -220,6 +228,10 @@ class StoreTarget:
         self._write(wanted)
         self._is_clean = True
         self._sealed.difference_update(link.key for link in links)
+
+    def keep_baseline(self, data: bytes) -> None:
+        """Create its object."""
+        self._objects.create(BASELINE, data)
 
     def end(self) -> JobEnd | None:
         """Return the end that stands beside the version."""

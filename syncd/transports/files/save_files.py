@@ -49,7 +49,8 @@ class StepSave:
     begun: float = 0.0  # when it began
     share: Share | None = None  # what this rank has copied; None if the weights are streamed
     has_changes: bool = False  # whether the step is stored as changes, or has a shortcut
-    notes: ProgressNotes | None = None  # tell how far this rank's shard is
+    leaves_notes: bool = True  # whether somebody may want to know how far this rank's shard is
+    notes: ProgressNotes | None = None  # tell that
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class SaveFiles:
 
     def _note(self, save: StepSave, path: str, name: str, size: int) -> Callable[[int], None]:
         """Return what hears how far a file is; nobody where few bytes of it are read: of an adapter, or changes."""
-        if self._base is not None or save.has_changes:
+        if self._base is not None or save.has_changes or not save.leaves_notes:
             return lambda _: None
         save.notes = save.writer.progress(self._number, path, name, size)
         return save.notes.note

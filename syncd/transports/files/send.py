@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 import torch
@@ -11,12 +11,17 @@ import torch
 from syncd.errors import SyncdError
 from syncd.extras import install_command, missing_packages
 from syncd.protocol.layout import Job
+from syncd.protocol.presence import RunningStatus
+from syncd.protocol.write_progress import READS_EARLY
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.files.storage import WHOLE, ChoosesStorage, Storage
 from syncd.transports.ranks import Ranks, all_or_error
+
+if TYPE_CHECKING:
+    from syncd.client.client import Client
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "keep": None}
 """What `sync.dtype` casts floating-point tensors to; None keeps each as it is."""
@@ -30,6 +35,7 @@ class FilesSender(WeightSender):
     Args:
         stores_deltas: Whether rank 0 chooses how each step is stored; if not, all are whole.
         chooser: Chooses; None on all ranks but the first.
+        client: Knows the explorers; None on all ranks but the first.
     """
 
     name = FILES
@@ -42,9 +48,10 @@ class FilesSender(WeightSender):
         *,
         stores_deltas: bool = False,
         chooser: ChoosesStorage | None = None,
+        client: "Client | None" = None,
     ) -> None:
         self.ranks = ranks
-        self._job, self._saver = job, saver
+        self._job, self._saver, self._client = job, saver, client
         self._stores_deltas, self._chooser = stores_deltas, chooser
         self._is_prepared = False
         self._attempt: tuple[int, str] | None = None
@@ -76,7 +83,9 @@ class FilesSender(WeightSender):
                 settings.max_chain_bytes,
                 weighs_time=settings.delta == "auto",
             )
-        return cls(context.job, ranks, saver, stores_deltas=stores_deltas, chooser=chooser)
+        return cls(
+            context.job, ranks, saver, stores_deltas=stores_deltas, chooser=chooser, client=context.client
+        )
 
     def prepare(self, export: Export) -> None:
         if not self._is_prepared:
@@ -97,6 +106,7 @@ class FilesSender(WeightSender):
     def send(self, step: int, attempt: str, content: StepContent, copy: StepCopy | None = None) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
+        self._saver.leaves_notes = self.ranks.broadcast(self._is_read_early())
         begin = self._saver.copy if self._stores_deltas else self._saver.save
         if self._chooser is not None and self._stores_deltas and not self._saver.is_writing:
             self._chooser.begin(self._saver.state())
@@ -138,6 +148,11 @@ class FilesSender(WeightSender):
         finally:
             if self._chooser is not None:
                 self._chooser.close()
+
+    def _is_read_early(self) -> bool:
+        """Return whether an explorer copies steps while they are written, by what the last heartbeat has read."""
+        explorers = self._client.explorers.last().values() if self._client else ()
+        return any(READS_EARLY in one.reads and one.status is not RunningStatus.STOPPED for one in explorers)
 
     def _release(self) -> None:
         """Let the step go that the last one is stored as changes of: no save is in flight."""

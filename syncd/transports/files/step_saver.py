@@ -85,6 +85,8 @@ class StepSaver:
         self._begun: StepSave | None = None  # nothing of it is written yet
         self._pending: tuple[StepSave, Share, Future[bool]] | None = None
         self._encoded_ago = 0
+        self.leaves_notes = True
+        """Whether the next save says how far it is, for explorers that read it meanwhile."""
         self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
 
@@ -155,7 +157,8 @@ class StepSaver:
         begun = self._clock.monotonic()
         if self._mode == "stream":
             self._plan(tensors)
-        save = StepSave(writer, self._walk(tensors), companions or {}, copy, probe, begun)
+        files, notes = companions or {}, self.leaves_notes
+        save = StepSave(writer, self._walk(tensors), files, copy, probe, begun, leaves_notes=notes)
         if self._mode == "background":
             save.share = self._copied(save)
         self._begun = save

@@ -1,14 +1,19 @@
 """Into a job: bit-equal files, resumed copies, rewinds and rollbacks, a lead that is held, refusals."""
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
 
 import pytest
+from support.fake_hook import FakeEngine, FakeHook, digest_of
+from support.followers import QUICK
 from support.jobs import steps_of
 from support.mirrors import KilledError, MemoryObjects, Pull, Push, files_of, no_meter
+from support.waiting import until
 
+from explorer_hooks.follower.follower import Follower, FollowOptions
 from syncd.daemon.service import Daemon
 from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
@@ -21,8 +26,10 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.owner import MirrorSource, mirrored_from, refuse_mirrored
 from syncd.protocol.presence import read_presences
+from syncd.protocol.probe import Probe, read_base_probe, write_base_probe
 from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import engine_label, read_marker, read_version
+from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import prove
 
 
@@ -80,6 +87,39 @@ def test_a_job_is_mirrored_into_another_file_system_without_a_store(trainer, far
     before = far.disk.stat(f"{far.step(2)}/manifest.json")
     pull.run()
     assert far.disk.stat(f"{far.step(2)}/manifest.json") == before
+
+
+@pytest.mark.slow
+def test_followers_at_the_far_end_read_from_each_other_and_have_the_sources_labels(
+    trainer, far, place, pulls
+):
+    pytest.importorskip("syncd.parts.hosts")
+    trainer.model(1)
+    pull, engines = pulls(trainer.job, far), [FakeEngine(), FakeEngine()]
+    pull.run()
+    with contextlib.ExitStack() as opened:
+        followers = [
+            opened.enter_context(
+                Follower.open(far.root, FakeHook(engine), f"e{number}", options_of(f"{place}/stage{number}"))
+            )
+            for number, engine in enumerate(engines)
+        ]
+        for step in (1, 2):
+            for follower in followers:
+                assert follower.turn(20.0).kind == "applied"
+                until(lambda: pull.tick() or os.path.exists(f"{far.state}/peers.json"))
+            near = read_version(trainer.job)
+            assert {engine.label for engine in engines} == {engine_label(near.pair, near.digest)}
+            assert {engine.weights for engine in engines} == {digest_of(f"{place}/job-exports/{step}-{step}")}
+            if step == 1:
+                trainer.delta(2, 1)
+                pull.run()
+        presences = read_presences(far.disk, far.explorers)[0].values()
+        assert max(presence.info.get("read", {}).get("peers", 0) for presence in presences) > 0
+
+
+def options_of(stage):
+    return FollowOptions(stage=stage, peers="127.0.0.1:0", **QUICK)
 
 
 class KillingDisk(LocalDisk):
@@ -259,6 +299,21 @@ def always(monkeypatch):
     monkeypatch.setattr("syncd.parts.mirror.mirror.END_EVERY", 0.0)
 
 
+@pytest.mark.parametrize("over", ["store", "directories"])
+def test_the_baseline_that_engines_are_calibrated_by_comes_with_the_next_version(trainer, far, pulls, over):
+    objects, probe = MemoryObjects(), Probe(((1, 2, 3),), ((-0.5, -0.25),), "float32", "float32")
+    push, pull = Push(trainer.job, objects), pulls(objects if over == "store" else trainer.job, far)
+    for step, before in ((1, None), (2, probe), (3, probe)):
+        trainer.keyframe(step)
+        if step == 2:
+            write_base_probe(trainer.job, probe, "models/base")
+        if over == "store":
+            push.run()
+        pull.run()
+        assert read_base_probe(far) == before
+    assert far.disk.read(far.base_probe) == trainer.job.disk.read(trainer.job.base_probe)
+
+
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("over", ["store", "directories"])
 def test_the_far_job_ends_with_the_job_and_goes_on_with_it(trainer, far, pulls, over):
@@ -358,6 +413,10 @@ def test_a_daemon_a_trainer_and_a_publish_are_refused(trainer, far, pulls):
         refuse_mirrored(far, "a trainer")
     assert refused.value.exit_code == 78
     assert refused.value.hint.endswith(f"syncd mirror {far.root} --detach")
+    with Synchronizer.open(far.root, "trainer") as writer:
+        for work in (lambda: writer.publish({}, 3), writer.publish_received):
+            with pytest.raises(ConfigError, match="is a mirror of"):
+                work()
     own = Daemon(far, pull.daemon.config, SystemClock(), pull.recorder)
     own.tick()
     assert not own.leads

@@ -1,16 +1,24 @@
-"""`syncd mirror` as a real process: a service, `--once`, what it refuses, and kills."""
+"""`syncd mirror` as a real process: a service, `--once`, what it refuses, and kills; and a trainer at the far end."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from beds import probe
 from beds.silent import silent
+from support.checker import marker
 from support.cli import environment
-from support.mirrors import files_of
+from support.experiences import whole_group, write
+from support.job_file import tiny_job, write_job
+from support.mirrors import Pull, files_of
+from support.waiting import LONG
+from support.whole_jobs import alone
 
 from syncd.protocol.layout import Job
 from syncd.protocol.owner import mirrored_from
@@ -69,6 +77,36 @@ def test_a_service_follows_its_source_through_kills_and_ends_on_sigterm(place, t
     assert mirrored_from(far) is None
     assert syncd("watch", far.root, "--once").returncode == 0
     assert syncd("mirror", near, far.root, "--once").returncode == 78
+
+
+def content_of(root):
+    """Return every file below a directory, with its bytes and when it was written."""
+    paths = [os.path.join(below, name) for below, _, names in os.walk(root) for name in names]
+    return {path: (Path(path).read_bytes(), os.stat(path).st_mtime_ns) for path in paths}
+
+
+def trained(log, file):
+    """Run a real trainer to its end; return its exit code and what it said."""
+    process = alone(log, file)
+    try:
+        return process.wait(LONG), process.said()
+    finally:
+        process.end()
+
+
+def test_a_trainer_changes_nothing_in_a_mirrored_job_and_trains_it_once_it_is_detached(place, trainer):
+    far = Job.at(f"{place}/far")
+    with closing(Pull(trainer.job, far)) as pull:
+        pull.run()
+    tables = {"data": {"groups": 1, "group_size": 2}, "trainer": {"nproc": 1, "total_steps": 1}}
+    file, before = write_job(f"{place}/far.toml", tiny_job(far.root, **tables)), content_of(far.root)
+    code, said = trained(f"{place}/refused.log", file)
+    assert (code, f"syncd mirror {far.root} --detach" in said) == (78, True), said
+    assert content_of(far.root) == before
+    assert syncd("mirror", far.root, "--detach").returncode == 0
+    write(far, "e0", whole_group("g0"))
+    code, said = trained(f"{place}/trains.log", file)
+    assert (code, marker(far.root)) == (0, 1), said
 
 
 def mount_states(log):

@@ -7,6 +7,7 @@ from support.fake_hook import FakeEngine, FakeHook
 from support.followers import Scene
 from support.jobs import ManualClock, explorer, start, write_step
 
+from explorer_hooks.follower.gate import Gates
 from explorer_hooks.parts.rolling.gate import RollingGate
 from syncd.client.client import Client
 from syncd.observe import event_names
@@ -129,7 +130,7 @@ def test_without_a_leader_a_follower_goes_on_after_a_while_and_only_to_what_is_a
     for name in ("a", "b"):
         client = Client(job, "observer", None, Client.open(job.root, clock=clock).poller)
         client.identity = name
-        gates[name] = RollingGate(client)
+        gates[name] = Gates([RollingGate(client)])
     admits = lambda name, pair: gates[name].admits(pair, (1, 1))  # noqa: E731
     assert not any(admits(name, good.pair) for name in gates)
     clock.sleep(ALONE - 1)
