@@ -28,7 +28,7 @@ def parts() -> Mapping[str, str]:
 
 
 def _daemon() -> Iterator[str]:
-    from syncd.observe.metrics import described  # noqa: PLC0415 - found once `sys.path` has this checkout
+    from syncd.observe.metric_table import described  # noqa: PLC0415 - found once `sys.path` has this checkout
 
     for name, kind, labels, about in described():
         yield f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {about} |"

@@ -9,7 +9,7 @@ from explorer_hooks.follower.load_results import NOTICED, InterruptedLoadError, 
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.running_engine import WHOLE, EngineStatus, RunningEngine
-from explorer_hooks.follower.start_checks import ADAPTER, StartChecks, UnfitEngineError
+from explorer_hooks.follower.start_checks import StartChecks, UnfitEngineError
 from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
 from explorer_hooks.proof.judgement import UnprovenError
@@ -119,6 +119,7 @@ class EngineLoader:
             self._versions.note_wanted(wanted)
         if isinstance(wanted, Version) and wanted.published_at:
             timings[NOTICED] = round(max(self._clock.time() - wanted.published_at, 0.0), 6)
+        self._checks.calibrate()
         self._reporter.publish(EngineState.LOADING, label_of(pair), now=False)
         try:
             held = self._fetch_and_load(wanted, timings, at_once=at_once)
@@ -214,8 +215,6 @@ class EngineLoader:
             undo.callback(held.close)
             directory = held.directory
             self._versions.add_label(directory.label)
-            if directory.probe is not None:
-                self._checks.calibrate()
             if not at_once and not self._gates.admits(held.pair, self.status.applied):
                 self._wait_at_gate(held, timings)
                 undo.pop_all()
@@ -223,8 +222,7 @@ class EngineLoader:
             if not self._gates.is_open:
                 self.results.gate = AtGate(*held.pair, passed=True, since=self._clock.time())
             self._prepare(directory, timings)
-            if directory.version.kind == ADAPTER:
-                self._checks.examine_adapter(directory)
+            self._checks.examine_adapters(directory)
             self.results.publish_loading(held)
             self._load_directory(directory, timings)
             undo.pop_all()
@@ -297,14 +295,13 @@ class EngineLoader:
 
     def _load_and_prove(self, directory: WeightDirectory, timings: LoadTimings) -> bool:
         """Load a version and return whether the engine has proven it, before it works again if it can."""
-        can_prove = directory.probe is not None and self._prover.can_prove(directory)
-        is_held = can_prove and self._prover.is_held
+        can_prove, is_held = self._prover.can_prove(directory), self._prover.is_held
         if can_prove:
             with timings.part("prove"):
                 self._prover.begin(self._engine.good_if_running(), directory)
         with timings.part("load"):
             self._hook.load(directory)
-        if is_held:
+        if can_prove and is_held:
             self._prove(directory, timings)
         if can_prove and not is_held:
             # It works before its answer, which may show other weights.

@@ -15,7 +15,7 @@ from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, S
 from syncd.protocol.engine_state import Proof
 from syncd.transports.base import WeightDirectory
 
-ADAPTER = "lora"  # the kind of a version that is an adapter
+_ADAPTER = "lora"
 
 
 class UnfitEngineError(SyncdError):
@@ -84,8 +84,10 @@ class StartChecks:
             if self._tests_reload and not is_examined:
                 self._read_again(self._prover.test_reload)
 
-    def examine_adapter(self, directory: WeightDirectory) -> None:
+    def examine_adapters(self, directory: WeightDirectory) -> None:
         """Examine an engine of adapters before the first one; one that fails gets neither this nor another."""
+        if directory.version.kind != _ADAPTER:
+            return
         with self._examination.opened(directory) as exam:
             if exam is not None:
                 self._examine(*exam)

@@ -5,7 +5,6 @@ It does no I/O on the job's file system, so no mount can keep it from reporting,
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from syncd.daemon.service import Daemon
@@ -18,7 +17,7 @@ from syncd.protocol.mount import MountState, MountTrouble, mount_trouble
 from syncd.protocol.process import host_name
 from syncd.protocol.version import pair_document
 from syncd.stall import host_state
-from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, DiskCall, PendingCalls
+from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, PendingCalls, StuckCall
 
 Document = dict[str, Any]
 
@@ -29,17 +28,6 @@ STOP_GRACE = 2.0
 """Seconds that a stuck operation is given to return once the daemon is asked to stop."""
 
 _EVERY = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """An operation that has not returned for longer than a working mount would take."""
-
-    call: DiskCall  # the operation
-    seconds: float  # for how long it has run
-
-    def __str__(self) -> str:
-        return f"{self.call} has not returned for {self.seconds:.0f} s"
 
 
 class Watchdog:
@@ -66,13 +54,13 @@ class Watchdog:
         self.limit = STUCK_AFTER if interval is None else min(STUCK_AFTER, interval / 3)
         self.every = min(_EVERY, self.limit / 2)
         self._lock = threading.Lock()
-        self._stuck: Stuck | None = None
-        self._past: Stuck | None = None
+        self._stuck: StuckCall | None = None
+        self._past: StuckCall | None = None
         self._state, self._since = MountState.OK, clock.time()
         self._document: Document = {}
         self._written_at = float("-inf")
 
-    def check(self, daemon: Daemon, status: str) -> Stuck | None:
+    def check(self, daemon: Daemon, status: str) -> StuckCall | None:
         """Report what is stuck now, write the host's file, and return what is stuck."""
         stuck = self._find()
         if stuck is not None:
@@ -81,7 +69,7 @@ class Watchdog:
         self._write(daemon, status, stuck)
         return stuck
 
-    def pop_past(self) -> Stuck | None:
+    def pop_past(self) -> StuckCall | None:
         """Return what was stuck and has returned, once."""
         with self._lock:
             past, self._past = self._past, None
@@ -109,26 +97,20 @@ class Watchdog:
         """Remove the host's file: the daemon has ended in good order."""
         self._keeper.remove()
 
-    def _find(self) -> Stuck | None:
-        call = self.in_hand.oldest()
-        seconds = 0.0 if call is None else self.in_hand.age(call)
-        stuck = None
-        if call is not None and seconds - call.allowance >= self.limit:
-            stuck = Stuck(call, seconds)
+    def _find(self) -> StuckCall | None:
+        stuck = self.in_hand.stuck(self.limit)
         with self._lock:
             if self._stuck is not None and (stuck is None or stuck.call != self._stuck.call):
                 self._past = self._stuck
             before, self._stuck = self._stuck, stuck
-        if call is not None and stuck is not None and before is None:
-            trouble = mount_trouble(MountState.STUCK, call.path, str(stuck))
-            fields = {"state": trouble.state, "detail": trouble.message, "hint": trouble.hint}
-            self._publish(event_names.MOUNT_STATE_CHANGED, "error", fields)
+        if stuck is not None and before is None:
+            self._publish(event_names.MOUNT_STATE_CHANGED, "error", stuck.fields())
         return stuck
 
     def _publish(self, name: str, level: Any, fields: Mapping[str, Any]) -> None:
         self._aside.observe(Event(name, level, self._clock.time(), fields))
 
-    def _write(self, daemon: Daemon, status: str, stuck: Stuck | None) -> None:
+    def _write(self, daemon: Daemon, status: str, stuck: StuckCall | None) -> None:
         now, trouble = self._clock.monotonic(), _trouble(daemon, stuck)
         state = trouble.state if trouble else MountState.OK
         if state is not self._state:
@@ -139,7 +121,7 @@ class Watchdog:
             self._keeper.write(self._clock.time(), document)
 
 
-def _trouble(daemon: Daemon, stuck: Stuck | None) -> MountTrouble | None:
+def _trouble(daemon: Daemon, stuck: StuckCall | None) -> MountTrouble | None:
     if stuck is None:
         return daemon.trouble
     return mount_trouble(MountState.STUCK, daemon.job.root, f"{stuck.call}, not returned")

@@ -16,6 +16,7 @@ from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.disk import MISSING, Disk, exists
 from syncd.protocol.documents import MAX_INTEGER, Document, Fields, as_document, encode, read_document
 from syncd.protocol.layout import Job
+from syncd.protocol.owner import refuse_mirrored
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 EXPORT_DTYPES = (*COMPUTE_DTYPES, "keep")
@@ -111,6 +112,7 @@ def write_base_probe(job: Job, probe: Probe, model: str) -> None:
         model: The path of that model, as the job's file has it.
     """
     if not exists(job.disk, job.base_probe):
+        refuse_mirrored(job, "a baseline of its own")
         job.disk.make_directory(job.state)
         job.disk.replace(job.base_probe, encode_probe(probe, model=model))
 

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from syncd.protocol.disk import Clock, Data, Disk
 from syncd.protocol.layout import Job
+from syncd.protocol.mount import MountState, mount_trouble
 
 STUCK_AFTER = 10.0
 """Seconds after which a call counts as stuck: longer than any call takes on a mount that works."""
@@ -44,6 +45,22 @@ class DiskCall:
 
     def __str__(self) -> str:
         return f"{self.what} {self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class StuckCall:
+    """A call that has not returned for longer than a working mount would take."""
+
+    call: DiskCall
+    seconds: float  # for how long it has run
+
+    def __str__(self) -> str:
+        return f"{self.call} has not returned for {self.seconds:.0f} s"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the event that says so."""
+        trouble = mount_trouble(MountState.STUCK, self.call.path, str(self))
+        return {"state": trouble.state, "detail": trouble.message, "hint": trouble.hint}
 
 
 class PendingCalls:
@@ -103,6 +120,13 @@ class PendingCalls:
 
     def age(self, call: DiskCall) -> float:
         return self._clock.monotonic() - call.since
+
+    def stuck(self, limit: float = STUCK_AFTER) -> StuckCall | None:
+        """Return the oldest call if it has taken so many seconds beyond what it may."""
+        call = self.oldest()
+        if call is None or self.age(call) - call.allowance < limit:
+            return None
+        return StuckCall(call, self.age(call))
 
 
 def untracked(_what: str, _path: str) -> AbstractContextManager[None]:

@@ -3,16 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from syncd.daemon.chains import Lengths, change_figures
-from syncd.daemon.plan import ROOM
 from syncd.daemon.snapshot import Module, Snapshot, lag_of
-from syncd.daemon.symptoms import symptoms
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mirror_report import mirror_of_presence
-from syncd.protocol.mount import MountState, mount_trouble
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.read_bytes import read_bytes_of
 from syncd.protocol.rolling import Wave, at_gate
@@ -21,13 +17,11 @@ from syncd.protocol.version import GoodVersion, pair_document
 from syncd.stall.host_state import HostFile
 from syncd.views import problem_groups
 from syncd.views.job_view import Heart, JobView
+from syncd.views.problems import LONGEST, by_step, is_followed, is_mirror, problems
 
 Document = dict[str, Any]
 
 STATUS_SCHEMA = 2  # the `schema_version` of what `status` and the page show
-
-_FEWEST_INODES = 16  # files that a publish and a heartbeat need at once, and some more
-_LONGEST = 4096  # the most characters of a text in a presence file that are shown
 
 
 def status(view: JobView) -> Document:
@@ -41,15 +35,15 @@ def status(view: JobView) -> Document:
         "marker": picked(snapshot.marker, "step text problem"),
         "newest_complete": newest_complete(snapshot),
         "steps": _counts(snapshot),
-        "filling": [_filling(step) for step in _by_step(snapshot) if step.state is StepState.FILLING],
+        "filling": [_filling(step) for step in by_step(snapshot) if step.state is StepState.FILLING],
         "explorers": [
-            _explorer(view, name) for name in sorted(snapshot.explorers) if not _is_mirror(view, name)
+            _explorer(view, name) for name in sorted(snapshot.explorers) if not is_mirror(view, name)
         ],
         "trainers": [_trainer(view, name) for name in sorted(snapshot.trainers)],
         "daemon": _daemon(view),
         "rolling": rolling(view),
         "mirror_of": view.mirror_of.source if view.mirror_of else None,
-        "mirrors": [_mirror(view, name) for name in sorted(snapshot.explorers) if _is_mirror(view, name)],
+        "mirrors": [_mirror(view, name) for name in sorted(snapshot.explorers) if is_mirror(view, name)],
         "disk": _disk(view),
         "requests": [picked(item, "kind step reason") for item in snapshot.requests],
         "finished": view.end and picked(view.end, "step reason"),
@@ -69,63 +63,14 @@ def newest_complete(snapshot: Snapshot) -> int | None:
     return max(complete, default=None)
 
 
-def problems(view: JobView) -> list[tuple[str, str]]:
-    """Return what is wrong with the job: a stable name and a text for each problem."""
-    problem_list = list(symptoms(view.snapshot))
-    damaged = [step for step in _by_step(view.snapshot) if step.state is StepState.DAMAGED]
-    problem_list += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
-    steps, put_aside = view.snapshot.steps, reasons_of_quarantine(view.snapshot)
-    there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
-    problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
-    problem_list += list(view.problems.items())
-    problem_list += _rolling_problems(view.snapshot)
-    problem_list += _engine_problems(view)
-    problem_list += [
-        ("dead", name)
-        for name, heart in sorted(view.hearts.items())
-        if heart is Heart.DEAD and not _is_mirror(view, name.removeprefix("explorer/"))
-    ]
-    problem_list += _mirror_problems(view)
-    problem_list += [("mount", trouble)] if (trouble := _mount_trouble(view)) else []
-    heart = view.lead.heart if view.lead else Heart.LEFT
-    if heart in (Heart.DEAD, Heart.LEFT):
-        problem_list.append(("daemon", "no daemon leads this job"))
-    return problem_list
-
-
-def _is_mirror(view: JobView, name: str) -> bool:
-    """Return whether an explorer's presence is that of a mirror, which leases steps and reports."""
-    module = view.snapshot.explorers.get(name)
-    return module is not None and mirror_of_presence(module.presence) is not None
-
-
 def _mirror(view: JobView, name: str) -> Document:
     module = view.snapshot.explorers[name]
     report = mirror_of_presence(module.presence)
-    assert report is not None  # `_is_mirror` has said so
+    assert report is not None  # `is_mirror` has said so
     shared = _module(view, module, view.hearts[f"explorer/{name}"])
     shown = report.document()
-    texts = {key: shown[key][:_LONGEST] for key in ("source", "target", "state", "detail")}
+    texts = {key: shown[key][:LONGEST] for key in ("source", "target", "state", "detail")}
     return {**{key: value for key, value in shared.items() if key != "status"}, **shown, **texts}
-
-
-def _mirror_problems(view: JobView) -> Iterator[tuple[str, str]]:
-    """Yield the mirrors that have ended without a word, and those that cannot go on."""
-    for name in filter(partial(_is_mirror, view), sorted(view.snapshot.explorers)):
-        mirror = _mirror(view, name)
-        between = f"{mirror['source']} to {mirror['target']}"
-        if mirror["heart"] == Heart.DEAD:
-            yield "mirror_dead", between
-        elif mirror["state"] == "failing":
-            yield "mirror_failing", f"{between}: {mirror['detail']}"
-
-
-def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
-    """Yield the engines that run no version, or not the newest one, for a reason."""
-    for name in sorted(view.snapshot.explorers):
-        engine = _engine(view, name)
-        if engine is not None and engine.state.is_trouble and _is_followed(view, name):
-            yield f"engine_{engine.state.value}", f"{name}: {engine.reason}"
 
 
 def has_engine_trouble(explorer: Mapping[str, Any]) -> bool:
@@ -137,11 +82,7 @@ def has_engine_trouble(explorer: Mapping[str, Any]) -> bool:
 def _engine(view: JobView, name: str) -> EngineReport | None:
     """Return what an explorer reports of its engine; one whose explorer is dead is not ready."""
     report = engine_of(view.snapshot.explorers[name].presence)
-    return report and replace(report, ready=report.ready and _is_followed(view, name))
-
-
-def _is_followed(view: JobView, name: str) -> bool:
-    return view.hearts[f"explorer/{name}"] not in (Heart.DEAD, Heart.LEFT)
+    return report and replace(report, ready=report.ready and is_followed(view, name))
 
 
 def last_report(report: HostFile | None, root: str, at: float) -> Document:
@@ -162,30 +103,6 @@ def last_report(report: HostFile | None, root: str, at: float) -> Document:
         "runs": report.is_current,
     }
     return {"job": root, "at": at, "known": said}
-
-
-def _mount_trouble(view: JobView) -> str:
-    """Return what a daemon of this host reports about the mount, or that it is full; empty if nothing is wrong."""
-    mount = (
-        view.host_report.document.get("mount")
-        if view.host_report is not None and view.host_report.is_current
-        else None
-    )
-    if isinstance(mount, dict) and mount.get("state") != MountState.OK:
-        return f"{mount.get('state')}: {mount.get('detail')}; {mount.get('hint')}"
-    state = MountState.OK
-    if view.snapshot.free is not None and view.snapshot.free < ROOM:
-        state = MountState.FULL
-    elif view.inodes is not None and view.inodes < _FEWEST_INODES:
-        state = MountState.NO_INODES
-    if state is MountState.OK:
-        return ""
-    trouble = mount_trouble(state, view.job.root)
-    return f"{trouble.state}: {trouble.message}; {trouble.hint}"
-
-
-def _by_step(snapshot: Snapshot) -> list[Step]:
-    return [snapshot.steps[number] for number in sorted(snapshot.steps)]
 
 
 def _version(view: JobView) -> Document | None:
@@ -272,7 +189,7 @@ def _waiting(trainer: Presence) -> Document | None:
     what, path, since = waiting.get("for"), waiting.get("path"), waiting.get("since")
     if not isinstance(what, str) or not isinstance(path, str) or not isinstance(since, int | float):
         return None
-    return {"for": what[:_LONGEST], "path": path[:_LONGEST], "since": float(since)}
+    return {"for": what[:LONGEST], "path": path[:LONGEST], "since": float(since)}
 
 
 def _daemon(view: JobView) -> Document | None:
@@ -314,17 +231,6 @@ def _slot(view: JobView, name: str) -> Document:
     return {"explorer": name, **shown, "age": _age(view, slot.since), "loads": loads}
 
 
-def _rolling_problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """Yield that canaries have stopped the published version, and who does not wait for its turn."""
-    wave, version = snapshot.wave, snapshot.version
-    if wave is None:
-        return
-    for item in wave.stopped:
-        if version is not None and item.pair == version.pair:
-            yield "rolling_stopped", f"{item.generation}.{item.step}: {item.reason}"
-    yield from (("rolling_old", name) for name in wave.old)
-
-
 def _disk(view: JobView) -> Document:
     snapshot, mount = view.snapshot, view.mount
     location = {"mount": mount.point, "type": mount.type, "network": mount.is_network}
@@ -350,9 +256,3 @@ def changes_of(snapshot: Snapshot, step: Step | None, chains: Lengths | None = N
     if step.kind == "delta":
         return {**changes, "delta": {**shown, "chain": figures.chain}}
     return {**changes, "shortcut": {**shown, "problem": ""}}
-
-
-def reasons_of_quarantine(snapshot: Snapshot) -> dict[tuple[int, str], str]:
-    """Return why each step that was put aside was, by its number and digest."""
-    entries = snapshot.version.quarantine if snapshot.version else ()
-    return {(entry.step, entry.digest): entry.reason for entry in reversed(entries)}

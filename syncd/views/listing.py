@@ -6,8 +6,9 @@ from syncd.config import DaemonConfig
 from syncd.daemon.retention import Decision
 from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.step import Step
-from syncd.views.documents import Document, changes_of, picked, reasons_of_quarantine
+from syncd.views.documents import Document, changes_of, picked
 from syncd.views.job_view import JobView
+from syncd.views.problems import reasons_of_quarantine
 
 _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
 

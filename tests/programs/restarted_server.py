@@ -1,7 +1,8 @@
 """A server as a hook with reload=restart starts it: a fake vLLM with the weights of the directory that it is given.
 
 restarted_server.py MODEL PORT PLACE: PLACE/faults.json says what it does wrong, by a part of MODEL; PLACE/starts gets
-a line for each start, with the process and that of a child that it leaves in its group.
+a line for each start, with the process and that of a child that it leaves in its group. PLACE/hung appears once it
+hangs.
 """
 
 import json
@@ -40,7 +41,9 @@ def main(model, port, place):
         sys.exit("out of memory")
     if fault == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if fault != "hangs":
+    if fault == "hangs":
+        open(f"{place}/hung", "w").close()
+    else:
         weights = weights_of(model)
         if fault == "answers wrongly":
             weights = {name: bytes(len(data)) for name, data in weights.items()}

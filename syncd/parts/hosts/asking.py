@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 from syncd.parts.hosts.judgement import Failure
-from syncd.parts.hosts.server import READ_HEADER, TOKEN_HEADER, WAIT
+from syncd.parts.hosts.server import TOKEN_HEADER, WAIT
 
 CONNECT = 5.0
 SILENT = WAIT + 5.0  # seconds without a byte after which a host is late
@@ -46,13 +46,9 @@ class HostRequest:
         self.received = 0
         self.is_ended = False
 
-    def get(self, path: str, length: int, take: Callable[[memoryview], None], *, read: bool = False) -> None:
-        """Take the bytes of a piece in chunks.
-
-        Args:
-            read: Whether the host is to read it from the file system if it does not have it.
-        """
-        with self._answered(path, read=read) as answer:
+    def get(self, path: str, length: int, take: Callable[[memoryview], None]) -> None:
+        """Take the bytes of a piece in chunks."""
+        with self._answered(path) as answer:
             if answer.length != length:
                 raise AskError("wrong")
             memory = memoryview(bytearray(min(_CHUNK, length)))
@@ -78,8 +74,8 @@ class HostRequest:
                 sock.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
-    def _answered(self, path: str, *, read: bool = False) -> Iterator[http.client.HTTPResponse]:
-        headers = {TOKEN_HEADER: self._token, "Connection": "close"} | ({READ_HEADER: "1"} if read else {})
+    def _answered(self, path: str) -> Iterator[http.client.HTTPResponse]:
+        headers = {TOKEN_HEADER: self._token, "Connection": "close"}
         try:
             self._connection.connect()
             if self.is_ended:

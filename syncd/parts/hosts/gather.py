@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from syncd.parts.hosts.judgement import (
     have_most_delivered,
     is_stuck,
     late_hosts,
+    watched_for,
 )
 from syncd.parts.hosts.order import next_host, order_of
 from syncd.parts.hosts.pieces import PiecePlan
@@ -35,7 +36,7 @@ _CROWD = 32
 _READ = 1 << 20
 _JUDGE = 0.2
 _PAUSE = 0.1
-_END = 5.0
+_TOGETHER = 0.05  # seconds whose answers are noted as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,15 @@ class Gather:
         self._changed = threading.Condition()
         self._left = len(plan.pieces)
         self._queues: dict[str, deque[int]] = {host: deque() for host in (*together.members, together.me)}
-        self._asked: Counter[int] = Counter()
-        self._through: set[int] = set()
+        self._vain: defaultdict[int, set[str]] = defaultdict(set)  # hosts that were asked for a piece
         self._reading: set[int] = set()
         self._flying: dict[str, dict[int, HostRequest]] = {host: {} for host in together.members}
-        self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in together.members}
+        self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in self._queues}
+        self._asked_at: dict[str, float] = {}
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
         self._over = self._is_unshared_read = False
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
-        self._calm_since = 0.0
-        self._origin_rate: float | None = None
-        self._largest = max((piece.length for piece in plan.pieces), default=0)
         self._error: Exception | None = None
         self.tally = Tally()
 
@@ -115,7 +113,7 @@ class Gather:
         try:
             self._wait(stop)
         finally:
-            self._end(threads)
+            self._end()
         self.tally.seconds = time.monotonic() - begun
         return self.tally
 
@@ -126,15 +124,11 @@ class Gather:
         own = sum(length for _, _, length in self._plan.own)
         return own + max(sum(owned), self._plan.size // max(len(members), 1))
 
-    def await_piece(self, number: int, seconds: float, *, read: bool) -> bool:
-        """Wait until a piece is proven, for another host; `read` has this host read it if nobody gets it."""
+    def await_piece(self, number: int, seconds: float) -> bool:
+        """Wait until a piece is proven, for another host."""
         if number >= len(self._plan.pieces):
             return False
         with self._changed:
-            own = self._queues[self._together.me]
-            if read and not self._work.has(number) and number not in self._reading and number not in own:
-                own.appendleft(number)
-                self._changed.notify_all()
             self._changed.wait_for(lambda: self._over or self._work.has(number), seconds)
             return self._work.has(number)
 
@@ -189,18 +183,14 @@ class Gather:
                 judged = time.monotonic()
                 self._judge()
 
-    def _end(self, threads: list[threading.Thread]) -> None:
+    def _end(self) -> None:
         with self._changed:
             self._over = True
             flying = [request for requests in self._flying.values() for request in requests.values()]
             self._changed.notify_all()
         for request in flying:
             request.end()
-        deadline = time.monotonic() + _END
-        for thread in threads:
-            thread.join(max(deadline - time.monotonic(), 0))
-        if not any(thread.is_alive() for thread in threads):
-            self._work.close()  # else a read that hangs may still come back: its files stay open
+        self._work.close()  # threads that wait for an answer, or for a file system that hangs, write no more
 
     # --- the file system ----------------------------------------------------------------------------------------
 
@@ -254,7 +244,7 @@ class Gather:
                 raise RefusedError(f"{offset} bytes where more were written", path=path)
             with self._changed:
                 self.tally.origin += len(data)
-                self._moved_on = time.monotonic()
+                self._note_recent(self._together.me, len(data))
             yield offset, memoryview(data)
             offset += len(data)
         if self._over:
@@ -279,10 +269,11 @@ class Gather:
             except SupersededError:
                 pass
             except AskError as error:
-                self._fail(host, number, error, is_ended=request.is_ended)
+                self._fail(host, number, error)
             finally:
                 with self._changed:
-                    self._flying[host].pop(number, None)
+                    if self._flying[host].get(number) is request:  # else another asks it again by now
+                        del self._flying[host][number]
 
     def _ask(self, host: str, number: int, request: HostRequest) -> None:
         piece, claim = self._plan.pieces[number], self._work.claim(number)
@@ -294,7 +285,7 @@ class Gather:
             self._note_received(host, len(chunk))
 
         path = f"/piece/{self._together.path}/{number}/{piece.file}/{piece.offset}/{piece.length}"
-        request.get(path, piece.length, take, read=number in self._through)
+        request.get(path, piece.length, take)
         if not claim.finish():
             raise AskError("wrong")
 
@@ -304,7 +295,7 @@ class Gather:
             while not self._over and self._left and host not in self.tally.removed:
                 while queue:
                     number = queue.popleft()
-                    # What this host reads for others meanwhile comes sooner than from a host that has been late.
+                    # What this host reads meanwhile comes sooner than from a host that was silent for long.
                     if not self._work.has(number) and number not in self._reading:
                         return number
                 self._changed.wait(1.0)
@@ -313,19 +304,22 @@ class Gather:
     def _note_received(self, host: str, count: int) -> None:
         with self._changed:
             self.tally.peers += count
-            recent, now = self._recent[host], time.monotonic()
-            self._moved_on = now
-            recent.append((now, count))
-            while recent[0][0] < now - WINDOW:
-                recent.popleft()
+            self._note_recent(host, count)
 
-    def _fail(self, host: str, number: int, error: AskError, *, is_ended: bool) -> None:
-        if self._over:
-            return
+    def _note_recent(self, host: str, count: int) -> None:
+        recent, now = self._recent[host], time.monotonic()
+        self._moved_on = now
+        if recent and now - recent[-1][0] < _TOGETHER:
+            now, more = recent.pop()
+            count += more
+        recent.append((now, count))
+        while recent[0][0] < now - WINDOW:
+            recent.popleft()
+
+    def _fail(self, host: str, number: int, error: AskError) -> None:
         now, failure = time.monotonic(), error.failure
         with self._changed:
-            if is_ended:
-                self._move(number)
+            if self._over or self._flying[host].pop(number, None) is None:  # it was asked elsewhere meanwhile
                 return
             if host in self.tally.removed:  # by another request meanwhile: nobody looks at its queue any more
                 self._remove(host, number, failure)
@@ -337,17 +331,19 @@ class Gather:
             if fate == "remove":
                 self._remove(host, number, failure)
             elif fate == "move":
-                self._move(number)
+                self._move(host, number)
             else:
                 self._queues[host].append(number)
         if fate == "wait":
             time.sleep(_PAUSE)
 
-    def _move(self, number: int) -> None:
-        """Ask the next host of its order for a piece, which reads it if it does not have it."""
+    def _move(self, host: str, number: int) -> None:
+        """Ask the next host of its order for a piece.
+
+        That one reads it once it finds itself that the first is late: one wrong verdict reads nothing twice.
+        """
         self.tally.moved += 1
-        self._asked[number] += 1
-        self._through.add(number)
+        self._vain[number].add(host)
         self._enqueue(number)
 
     def _remove(self, host: str, number: int, why: str) -> None:
@@ -355,42 +351,31 @@ class Gather:
         self.tally.removed.setdefault(host, why)
         todo = [number, *self._queues[host], *self._flying[host]]
         self._queues[host].clear()
+        self._flying[host].clear()
         for piece in todo:
             if not self._work.has(piece):
-                self._through.add(piece)
                 self._enqueue(piece)
 
     def _enqueue(self, number: int) -> None:
         members, removed = self._together.members, self.tally.removed.keys()
-        host = next_host(number, members, set(removed), self._asked[number], RANKS)
+        host = next_host(number, members, removed, self._vain[number], RANKS) or self._together.me
         with self._changed:
-            self._queues[host or self._together.me].append(number)
+            self._queues[host].append(number)
+            self._asked_at[host] = time.monotonic()
             self._changed.notify_all()
 
     def _judge(self) -> None:
         now = time.monotonic()
         with self._changed:
-            me, removed = self._together.me, self.tally.removed
-            others = [host for host in self._together.members if host != me and host not in removed]
-            progress = {host: self._progress_of(host, now) for host in others}
-            # What it reads for others after its own share changes nothing: else they would delay each other.
-            has_share = me in self._together.members
-            is_calm = self.tally.reading > 0 and have_most_delivered(progress.values(), has_share=has_share)
-            self._calm_since = (self._calm_since or now) if is_calm else 0.0
-            calm_for = now - self._calm_since if is_calm else 0.0
             is_coarse = self._plan.has_whole_files
-            late = late_hosts(
-                progress,
-                now - self._begun,
-                calm_for,
-                self._largest,
-                is_coarse=is_coarse,
-                origin=self._origin_rate,
-            )
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
                 self._moved_on = now
                 self._read_rest()
-            ended = [request for host, keep in late.items() for request in self._take_from(host, keep)]
+            ended = list[HostRequest]()
+            progress = self._progress(now)
+            if self.tally.reading and have_most_delivered(progress.values()):
+                late = late_hosts(progress, self._plan.size, now - self._begun, is_coarse=is_coarse)
+                ended += (request for host, keep in late.items() for request in self._take_from(host, keep))
         for request in ended:
             request.end()
 
@@ -401,29 +386,46 @@ class Gather:
         own.extend(number for number in missing if number not in self._reading and number not in own)
         self._changed.notify_all()
 
-    def _progress_of(self, host: str, now: float) -> HostProgress:
-        pieces, flying = self._plan.pieces, self._flying[host]
-        left = sum(
-            pieces[number].length for number in {*self._queues[host], *flying} if not self._work.has(number)
-        )
-        left -= sum(request.received for request in flying.values())
-        since = max(now - WINDOW, self._calm_since)
-        return HostProgress(max(left, 0), sum(count for at, count in self._recent[host] if at >= since))
+    def _progress(self, now: float) -> dict[str, HostProgress]:
+        """Return how far all hosts are that read a share."""
+        me, removed = self._together.me, self.tally.removed
+        # What this one reads of a late host's share after its own does not count: else they would delay each other.
+        left = {
+            host: 0 if host == me else self._left_of(host) for host in self._flying if host not in removed
+        }
+        since = now - watched_for(sum(left.values()), self._plan.size, now - self._begun)
+        return {
+            host: HostProgress(
+                left[host],
+                sum(count for at, count in self._recent[host] if at >= since),
+                now - self._asked_at.get(host, self._begun),
+            )
+            for host in left
+        }
+
+    def _left_of(self, host: str) -> int:
+        flying = self._flying[host]
+        missing = (number for number in {*self._queues[host], *flying} if not self._work.has(number))
+        left = sum(self._plan.pieces[number].length for number in missing)
+        return max(left - sum(request.received for request in flying.values()), 0)
 
     def _take_from(self, host: str, keep: int) -> list[HostRequest]:
         """Move what a late host would not deliver in time; return the requests that are to be ended."""
         queue, kept, flying = self._queues[host], deque[int](), self._flying[host]
         pieces = self._plan.pieces
         room = keep - sum(pieces[number].length - request.received for number, request in flying.items())
-        ended = list(flying.values()) if room < 0 else []  # `_fail` moves what they are for
+        ended = dict(flying) if room < 0 else {}
+        for number in ended:  # at once: a request that waits for its connection ends late
+            del flying[number]
+            self._move(host, number)
         self._queues[host] = kept
         for number in queue:
             room -= pieces[number].length
             if room >= 0:
                 kept.append(number)
             elif not self._work.has(number):
-                self._move(number)
-        return ended
+                self._move(host, number)
+        return list(ended.values())
 
     def _note_proven(self, number: int) -> None:
         del number
@@ -431,8 +433,6 @@ class Gather:
             self._left -= 1
             if not self._queues[self._together.me] and not self.tally.reading:
                 self.tally.reading = time.monotonic() - self._begun
-                readers = len(self._together.members) if self._together.me in self._together.members else 0
-                self._origin_rate = readers * self.tally.origin / self.tally.reading or None
             self._changed.notify_all()
 
 

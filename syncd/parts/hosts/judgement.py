@@ -1,7 +1,8 @@
 """What becomes of a host that fails, is slow, or is not needed: pure decisions.
 
-Blame comes late and is forgotten with the version: what is moved is read from the file system once more, and at the
-beginning all hosts look slow. With quick blame, hosts on a busy network blame each other, and each reads everything.
+Blame comes late and is forgotten with the version: what is moved may be read from the file system once more, and at
+the beginning all hosts look slow. With quick blame, hosts on a busy network blame each other, and each reads
+everything.
 """
 
 import statistics
@@ -10,11 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 STRIKES = 3  # time-outs in a row after which a host is asked nothing more for this version
-SLACK = 1.0  # seconds, and a tenth of the time until now, that a host may be later than most
-WINDOW = 3.0  # seconds of a host's answers by which its speed is judged: what it did long ago says nothing
-
-SETTLE = 2.0
-"""Seconds for which hosts are watched, once most have delivered everything, before one is called late."""
+SLACK = 1.0  # seconds, and a quarter of the time until now, that a host may yet take when all others are done
+SETTLE = 0.5  # seconds beyond those in which what is left should have come, before a host is called late
+WINDOW = 10.0  # seconds of answers by which hosts are judged at most: what they did long ago says nothing
 
 STUCK = 30.0
 """Seconds in which nothing came, from the file system or another host, after which a host reads what is missing."""
@@ -54,52 +53,51 @@ class HostProgress:
     """How far one host is with what is asked of it."""
 
     left: int  # bytes that it has yet to deliver
-    recent: int  # bytes that it has delivered in the last `WINDOW` seconds, and since most have delivered everything
+    recent: int  # bytes that it has delivered while it was watched
+    asked_for: float  # seconds since it was last given something to deliver
 
 
-def have_most_delivered(hosts: Iterable[HostProgress], *, has_share: bool) -> bool:
-    """Return whether most hosts have nothing left to deliver: nobody is late before that.
-
-    Args:
-        has_share: Whether this host reads a share too, which it has done.
-    """
-    left = [*([0] if has_share else []), *(host.left for host in hosts)]
+def have_most_delivered(hosts: Iterable[HostProgress]) -> bool:
+    """Return whether most hosts have nothing left to deliver: nobody is late before that."""
+    left = [host.left for host in hosts]
     return bool(left) and statistics.median_low(left) == 0
 
 
+def watched_for(left: int, size: int, elapsed: float) -> float:
+    """Return the last seconds by which hosts are judged: as many as what is left takes at the rate until now.
+
+    Args:
+        left: Bytes that all hosts have yet to deliver, of `size`.
+        elapsed: Seconds since this host began with the version.
+    """
+    return min(SETTLE + elapsed * left / max(size - left, 1), WINDOW)
+
+
 def late_hosts(
-    hosts: Mapping[str, HostProgress],
-    elapsed: float,
-    calm_for: float,
-    largest: int,
-    *,
-    is_coarse: bool = False,
-    origin: float | None = None,
+    hosts: Mapping[str, HostProgress], size: int, elapsed: float, *, is_coarse: bool = False
 ) -> dict[str, int]:
     """Return what late hosts may keep of what they have yet to deliver, in bytes; the rest is asked elsewhere.
 
-    A host is judged by what it does once the others no longer read from the file system: before, they shared that.
+    While bytes come half as fast as they did until now, the file system is what is slow, or a host that delivers:
+    nobody else would be faster. What is left is small when that ends, and so is what a wrong verdict costs.
 
     Args:
+        hosts: All that read a share; this one among them, or its reading would look like silence of the others.
+        size: Bytes of all pieces.
         elapsed: Seconds since this host began with the version.
-        calm_for: Seconds since most hosts have delivered everything.
-        largest: Bytes of the largest piece.
         is_coarse: Whether large files are one piece each, which comes long after the others.
-        origin: Bytes a second that the file system gives all hosts together, as far as this host can tell. While the
-            hosts that are left bring half of that, the file system is what is slow, and nobody else would be faster.
     """
-    if calm_for < SETTLE:
+    left = sum(host.left for host in hosts.values())
+    watched = watched_for(left, size, elapsed)
+    if sum(host.recent for host in hosts.values()) * elapsed >= (size - left) * watched / 2:
         return {}
-    brought = sum(host.recent for host in hosts.values() if host.left) / min(calm_for, WINDOW)
-    if origin is not None and brought >= origin / 2:
-        return {}
-    window, limit = min(calm_for, WINDOW), SLACK + (1.0 if is_coarse else 0.1) * elapsed
-    keeps = dict[str, int]()
-    for name, host in hosts.items():
-        speed = max(host.recent, largest / 4) / window
-        if host.left > limit * speed:
-            keeps[name] = int(limit * speed)
-    return keeps
+    due = watched - SETTLE
+    limit = max(SLACK + (1.0 if is_coarse else 0.25) * elapsed, due)
+    return {
+        name: int(host.recent * due / watched)
+        for name, host in hosts.items()
+        if host.left * watched > host.recent * limit and host.asked_for >= limit
+    }
 
 
 def is_stuck(silent_for: float, *, is_coarse: bool = False) -> bool:

@@ -1,6 +1,7 @@
 """Which host reads which piece: pure, and the same on every host that has the same list."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 
 def order_of(number: int, members: Sequence[str]) -> list[str]:
@@ -22,14 +23,15 @@ def order_of(number: int, members: Sequence[str]) -> list[str]:
 
 
 def next_host(
-    number: int, members: Sequence[str], removed: frozenset[str] | set[str], asked: int, most: int
+    number: int, members: Sequence[str], removed: AbstractSet[str], vain: AbstractSet[str], most: int
 ) -> str | None:
     """Return the host to ask for a piece, None for the file system.
 
     Args:
         removed: The hosts that are asked nothing more.
-        asked: How many hosts were asked for it in vain, among those that are left.
+        vain: The hosts that were asked for it in vain.
         most: How many are asked before the file system.
     """
-    left = [host for host in order_of(number, members) if host not in removed]
-    return left[asked] if asked < min(most, len(left)) else None
+    if len(vain - removed) >= most:
+        return None
+    return next((host for host in order_of(number, members) if host not in removed | vain), None)

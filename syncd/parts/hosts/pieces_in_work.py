@@ -4,6 +4,7 @@ A piece that was asked of a second host may still come from the first. Only the 
 it, and none does once it is proven, so bytes of a late or wrong host never change a proven piece.
 """
 
+import contextlib
 import itertools
 import os
 import threading
@@ -17,7 +18,7 @@ _LOCKS = 64
 
 
 class SupersededError(Exception):
-    """Another attempt has claimed the piece, or it is proven."""
+    """Another attempt has claimed the piece, it is proven, or all is over."""
 
 
 class Claim:
@@ -75,7 +76,10 @@ class PiecesInWork:
 
     def write_own(self, file: int, chunk: memoryview, offset: int) -> None:
         """Write bytes that are no piece."""
-        write_all_at(self._files[file], chunk, offset)
+        with self._locks[0]:
+            if not self._files:
+                raise SupersededError
+            write_all_at(self._files[file], chunk, offset)
 
     def prove(self, number: int, identity: int) -> None:
         with self._locks[number % _LOCKS]:
@@ -84,11 +88,16 @@ class PiecesInWork:
         self._proven(number)
 
     def close(self) -> None:
-        for descriptor in self._files:
+        """Write nothing more, whoever still tries."""
+        with contextlib.ExitStack() as writing:
+            for lock in self._locks:
+                writing.enter_context(lock)
+            files, self._files = self._files, []
+        for descriptor in files:
             os.close(descriptor)
 
     def _require(self, number: int, identity: int) -> None:
-        if self.has(number) or self._claims[number] != identity:
+        if not self._files or self.has(number) or self._claims[number] != identity:
             raise SupersededError
 
 

@@ -16,7 +16,6 @@ from syncd.http_server import BoundedServer, QuietHandler
 from syncd.parts.hosts.shelf import Holding, Shelf
 
 TOKEN_HEADER = "X-Syncd-Token"  # noqa: S105 - a name of a header
-READ_HEADER = "X-Syncd-Read"  # asks the host to read the piece from the file system if nobody has it
 
 MOST_CONNECTIONS = 512
 LIMIT = 300.0  # seconds that a connection may last
@@ -33,7 +32,7 @@ _HAVE = re.compile(r"/have/(copy|containers)/([0-9a-f]{16})", re.ASCII)
 class Getting(Protocol):
     """What this process is getting."""
 
-    def await_piece(self, number: int, seconds: float, *, read: bool) -> bool:
+    def await_piece(self, number: int, seconds: float) -> bool:
         """Wait until a piece is proven; return whether it is."""
 
 
@@ -115,7 +114,7 @@ class PieceHandler(QuietHandler):
         getting = self.server.getting(kind, digest)
         if getting is not None:
             holding.close()
-            getting.await_piece(number, WAIT, read=self.headers.get(READ_HEADER) == "1")
+            getting.await_piece(number, WAIT)
             return self.server.shelf.find(kind, digest)
         until = time.monotonic() + WAIT  # another process of this host gets it
         while holding is not None and not holding.has(number) and time.monotonic() < until:

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from syncd.errors import StuckError
 from syncd.observe import event_names
-from syncd.protocol.disk import Clock
-from syncd.protocol.mount import MountState, mount_trouble
-from syncd.stall.calls import MOUNT_HINT, STUCK_AFTER, DiskCall, PendingCalls
+from syncd.protocol.mount import MountState
+from syncd.stall.calls import MOUNT_HINT, PendingCalls, StuckCall
 from syncd.stall.verbs import leave
 
 
@@ -21,33 +20,24 @@ class MountWatch:
     def __init__(
         self,
         calls: PendingCalls,
-        clock: Clock,
         is_ending: Callable[[], bool],
         tell: Callable[..., None] | None = None,
     ) -> None:
-        self._calls, self._clock, self._is_ending, self._tell = calls, clock, is_ending, tell
-        self._stuck: DiskCall | None = None
+        self._calls, self._is_ending, self._tell = calls, is_ending, tell
+        self._stuck: StuckCall | None = None
 
     def check(self) -> None:
         """Report a call once it counts as stuck, and again once it has returned."""
-        call = self._calls.oldest()
-        if call is not None and self._calls.age(call) - call.allowance < STUCK_AFTER:
-            call = None
-        if call is not None and self._is_ending():
-            message = f"the mount has not answered for {self._calls.age(call):.0f} s ({call.what})"
-            error = StuckError(message, path=call.path, hint=MOUNT_HINT)
+        before, stuck = self._stuck, self._calls.stuck()
+        self._stuck = stuck
+        if stuck is not None and self._is_ending():
+            message = f"the mount has not answered for {stuck.seconds:.0f} s ({stuck.call.what})"
+            error = StuckError(message, path=stuck.call.path, hint=MOUNT_HINT)
             leave(error, error.exit_code)
-        if self._tell is not None and call != self._stuck:
-            self._report(call)
-        self._stuck = call
-
-    def _report(self, call: DiskCall | None) -> None:
-        assert self._tell is not None  # asked before
-        if call is None:
-            detail = f"{self._stuck} has returned"
-            self._tell(event_names.MOUNT_STATE_CHANGED, "warning", state=MountState.OK, detail=detail)
+        if self._tell is None:
             return
-        detail = f"{call} has not returned for {self._calls.age(call):.0f} s"
-        trouble = mount_trouble(MountState.STUCK, call.path, detail)
-        fields = {"state": trouble.state, "detail": trouble.message, "hint": trouble.hint}
-        self._tell(event_names.MOUNT_STATE_CHANGED, "error", **fields)
+        if stuck is not None and (before is None or stuck.call != before.call):
+            self._tell(event_names.MOUNT_STATE_CHANGED, "error", **stuck.fields())
+        elif stuck is None and before is not None:
+            detail = f"{before.call} has returned"
+            self._tell(event_names.MOUNT_STATE_CHANGED, "warning", state=MountState.OK, detail=detail)

@@ -137,7 +137,7 @@ def _run_to_store(source: str, target: str, choices: MirrorOptions, calls: Pendi
             observers.observe(Event(name, level, clock.time(), fields))
 
         identity = bounded(lambda: identity_of(job)) or ""
-        _watch_mounts(MountWatch(calls, clock, _ending(choices, stop), tell))
+        _watch_mounts(MountWatch(calls, _ending(choices, stop), tell))
         end = StoreTarget(objects, identity, choices.retention, clock, meter, tell)
         mover = _mover(objects, job, None, Meter(clock, 0, stop), tell) if choices.experiences else None
         with contextlib.closing(JobSource(job)) as begin:
@@ -191,7 +191,7 @@ def _run_to_job(source: str, target: str, choices: MirrorOptions, calls: Pending
         ends.callback(begin.close)
         ends.callback(end.close)
         ends.callback(stop.set)
-        _watch_mounts(MountWatch(calls, clock, _ending(choices, stop)))  # the daemon reports them
+        _watch_mounts(MountWatch(calls, _ending(choices, stop)))  # the daemon reports them
         mirror = Mirror(begin, end, clock, report, tell)
         mover = _mover(objects, near, daemon.job, meter, tell) if choices.experiences else None
         lead = partial(_await_lead, daemon, clock) if choices.once else None

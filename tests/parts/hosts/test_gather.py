@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncd.parts.hosts.asking import AskError
+from syncd.parts.hosts.asking import AskError, HostRequest
 from syncd.parts.hosts.gather import Gather, Together
 from syncd.parts.hosts.pieces import Part, Piece, PiecePlan, PlannedFile
 from syncd.parts.hosts.shelf import LivePieces
@@ -23,12 +23,12 @@ def place(tmp_path_factory):
         yield tmp_path_factory.mktemp("gather")
 
 
-def gather(place, name):
+def gather(place, name, me=HOSTS[0]):
     parts = (Part(1, "xxh3_128", b"", "0" * 32),)
     pieces = tuple(Piece(0, number, 1, parts) for number in range(COUNT))
     plan = PiecePlan((PlannedFile(name, f"/nowhere/{name}", COUNT),), pieces)
     live = LivePieces(str(place), "copy", f"xxh3_128:{name:0>16}", str(place), [name], COUNT)
-    made = Gather(plan, Together(HOSTS, HOSTS[0], "", "copy/0"), LocalDisk(), str(place), live)
+    made = Gather(plan, Together(HOSTS, me, "", "copy/0"), LocalDisk(), str(place), live)
     made._begun = made._moved_on = 0.0
     for number in range(COUNT):
         made._enqueue(number)
@@ -49,15 +49,20 @@ def awaited(made):
 def test_whatever_fails_every_piece_is_asked_of_somebody(place, events):
     made, live = gather(place, f"f{next(NAMES)}")
     in_flight = []  # popped by an asker whose answer has yet to come: of a host, several at once
-    for host, failure, is_ended, answers_now in events:
+    for host, failure, is_late, answers_now in events:
         name = HOSTS[host]
         if made._queues[name]:
-            in_flight.append((name, made._queues[name].popleft()))
+            number = made._queues[name].popleft()
+            in_flight.append((name, number))
+            made._flying[name][number] = HostRequest(name, "")
+        if is_late:
+            made._take_from(name, 0)
         if answers_now and in_flight:
-            made._fail(*in_flight.pop(0), AskError(failure), is_ended=is_ended)
+            made._fail(*in_flight.pop(0), AskError(failure))
     for name, number in in_flight:
-        made._fail(name, number, AskError("busy"), is_ended=False)
+        made._fail(name, number, AskError("busy"))
     assert awaited(made) == set(range(COUNT))
+    assert sum(map(len, made._queues.values())) == COUNT
     live.close()
     made._work.close()
 
@@ -72,11 +77,38 @@ def test_what_is_missing_is_read_once_nothing_comes_from_anywhere(place):
     made._work.close()
 
 
-def test_what_this_host_reads_for_others_is_not_asked_of_another_host_again(place):
+def test_what_this_host_reads_is_not_asked_of_another_host_again(place):
     made, live = gather(place, "reading")
-    (number, *_) = made._queues[HOSTS[1]]
-    assert not made.await_piece(number, 0.0, read=True)
-    assert made._next_own(is_spare=False) == number
-    assert number not in iter(lambda: made._next_of(HOSTS[1]) if made._queues[HOSTS[1]] else None, None)
+    with made._changed:
+        made._read_rest()
+    taken = {made._next_own(is_spare=False) for _ in range(COUNT)}
+    assert taken == set(range(COUNT))
+    assert not [queue for host, queue in made._queues.items() if host != HOSTS[0] and next_of(made, host)]
     live.close()
     made._work.close()
+
+
+def next_of(made, host):
+    """Return what an asker would ask a host for, without waiting for more."""
+    made._over = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made._changed, "wait", lambda seconds: setattr(made, "_over", True))
+        return made._next_of(host)
+
+
+@pytest.mark.parametrize("lost", HOSTS[1:])
+def test_a_late_host_s_pieces_are_read_by_one_host_that_all_others_ask(place, lost):
+    """Each host takes the same one for late; whoever is next in order moves them to itself, and all others ask it."""
+    views = {}
+    for me in (host for host in HOSTS if host != lost):
+        made, live = gather(place, f"l{next(NAMES)}", me)
+        first = made._queues[lost].popleft()
+        made._flying[lost][first] = HostRequest(lost, "")  # moves at once, however long its connection takes
+        made._take_from(lost, 0)
+        views[me] = {number: host for host, queue in made._queues.items() for number in queue}
+        live.close()
+        made._work.close()
+    for number in range(COUNT):
+        assert all(number in view for view in views.values())
+        (asked,) = {view[number] for view in views.values()}
+        assert asked != lost

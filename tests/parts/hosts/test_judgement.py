@@ -10,6 +10,7 @@ from syncd.parts.hosts.judgement import (
     SLACK,
     STRIKES,
     STUCK,
+    WINDOW,
     HostProgress,
     budget_of,
     fate_of,
@@ -17,10 +18,13 @@ from syncd.parts.hosts.judgement import (
     is_quick_alone,
     is_stuck,
     late_hosts,
+    watched_for,
 )
 
 MB = 1_000_000
-PROGRESS = st.builds(HostProgress, st.integers(0, 10**10), st.integers(0, 10**9))
+PROGRESS = st.builds(HostProgress, st.integers(0, 10**10), st.integers(0, 10**9), st.floats(0, 1000))
+HOSTS = st.dictionaries(st.text(max_size=3), PROGRESS, max_size=8)
+ELAPSED = st.floats(0, 1000)
 
 
 @pytest.mark.parametrize("failure", ["refused", "wrong", "denied"])
@@ -39,51 +43,86 @@ def test_a_host_that_has_not_begun_is_waited_for_and_a_piece_on_its_way_is_no_fa
     assert fate_of("busy", 99, 99.0) == "wait"
 
 
-@given(
-    st.dictionaries(st.text(max_size=3), PROGRESS, max_size=8),
-    st.floats(0, 1000),
-    st.floats(0, SETTLE, exclude_max=True),
+def left_of(hosts):
+    return sum(host.left for host in hosts.values())
+
+
+@given(HOSTS, ELAPSED, st.integers(0, 10**11))
+def test_nobody_is_late_at_the_beginning_of_what_it_was_asked_for(hosts, elapsed, more):
+    late = late_hosts(hosts, left_of(hosts) + more, elapsed)
+    assert all(hosts[name].asked_for >= SLACK + elapsed / 4 for name in late)
+
+
+@given(HOSTS, ELAPSED, st.integers(0, 10**11))
+def test_nobody_is_late_while_bytes_come_half_as_fast_as_they_did(hosts, elapsed, done):
+    left = left_of(hosts)
+    if (
+        sum(host.recent for host in hosts.values()) * elapsed
+        >= done * watched_for(left, left + done, elapsed) / 2
+    ):
+        assert not late_hosts(hosts, left + done, elapsed)
+
+
+@pytest.mark.parametrize(
+    ("left", "elapsed", "watched"),
+    [
+        (10, 9.0, SETTLE + 1.0),
+        (50, 4.0, SETTLE + 4.0),
+        (0, 9.0, SETTLE),
+        (99, 60.0, WINDOW),
+        (100, 1.0, WINDOW),
+    ],
 )
-def test_nobody_is_late_at_the_beginning(hosts, elapsed, calm_for):
-    assert late_hosts(hosts, elapsed, calm_for, MB) == {}
+def test_hosts_are_watched_for_as_long_as_what_is_left_should_take(left, elapsed, watched):
+    assert watched_for(left, 100, elapsed) == pytest.approx(watched)
 
 
-@given(st.lists(PROGRESS, max_size=9), st.booleans())
-def test_most_have_delivered_only_if_half_of_all_have(hosts, has_share):
-    done = has_share + sum(host.left == 0 for host in hosts)
-    count = len(hosts) + has_share
-    assert have_most_delivered(hosts, has_share=has_share) == (count > 0 and 2 * done >= count)
+@given(st.lists(PROGRESS, max_size=9))
+def test_most_have_delivered_only_if_half_of_all_have(hosts):
+    done = sum(host.left == 0 for host in hosts)
+    assert have_most_delivered(hosts) == (len(hosts) > 0 and 2 * done >= len(hosts))
 
 
 def test_the_only_host_that_has_a_step_is_never_late():
-    assert not have_most_delivered([HostProgress(20 * MB, MB)], has_share=False)
+    assert not have_most_delivered([HostProgress(20 * MB, MB, 99.0)])
 
 
-@given(
-    st.dictionaries(st.text(max_size=3), PROGRESS, max_size=8), st.floats(0, 1000), st.floats(SETTLE, 1000)
-)
-def test_a_late_host_keeps_less_than_it_has_to_deliver(hosts, elapsed, calm_for):
-    for name, keep in late_hosts(hosts, elapsed, calm_for, MB).items():
+@given(HOSTS, ELAPSED, st.integers(0, 10**11))
+def test_a_late_host_keeps_less_than_it_has_to_deliver(hosts, elapsed, done):
+    for name, keep in late_hosts(hosts, left_of(hosts) + done, elapsed).items():
         assert 0 <= keep < hosts[name].left
 
 
-def test_a_host_at_a_tenth_is_late_and_one_that_ends_soon_is_not():
-    hosts = {"slow": HostProgress(20 * MB, MB), "soon": HostProgress(2 * MB, 3 * MB)}
-    late = late_hosts(hosts, 10.0, 3.0, MB // 10)
-    assert late == {"slow": int((SLACK + 1.0) * MB / 3)}
+def test_a_host_at_a_tenth_is_late_as_soon_as_the_others_are_done_and_one_that_ends_soon_is_not():
+    hosts = {
+        "done": HostProgress(0, MB, 10.0),
+        "slow": HostProgress(10 * MB, MB // 10, 10.0),
+        "soon": HostProgress(MB // 10, MB // 10, 10.0),
+    }
+    watched = SETTLE + 10.0 * 10.1 / 89.9
+    assert late_hosts(hosts, 100 * MB, 10.0) == {"slow": int(MB / 10 * (watched - SETTLE) / watched)}
 
 
-def test_nobody_is_late_while_the_file_system_is_what_is_slow():
-    hosts = {"a": HostProgress(20 * MB, 3 * MB), "b": HostProgress(20 * MB, 3 * MB)}
-    assert late_hosts(hosts, 10.0, 3.0, MB // 10).keys() == {"a", "b"}
-    assert not late_hosts(hosts, 10.0, 3.0, MB // 10, origin=4.0 * MB)
-    assert late_hosts(hosts, 10.0, 3.0, MB // 10, origin=5.0 * MB)
+def test_nobody_is_late_while_the_file_system_or_the_host_itself_is_what_is_slow():
+    def hosts(recent):
+        return {"a": HostProgress(5 * MB, recent, 10.0), "b": HostProgress(5 * MB, recent, 10.0)}
+
+    watched = SETTLE + 10.0 / 9
+    assert not late_hosts(hosts(int(9 * MB * watched / 4) + 1), 100 * MB, 10.0)
+    assert not late_hosts(hosts(int(9 * MB * watched / 4) - 9), 100 * MB, 10.0)  # it ends within SLACK anyway
+    assert late_hosts(hosts(MB), 100 * MB, 10.0).keys() == {"a", "b"}
+
+
+def test_whom_a_piece_was_moved_to_has_time_to_read_it():
+    hosts = {"next": HostProgress(5 * MB, 0, SLACK + 2.4)}
+    assert not late_hosts(hosts, 100 * MB, 10.0)
+    assert late_hosts({"next": HostProgress(5 * MB, 0, SLACK + 2.5)}, 100 * MB, 10.0)
 
 
 def test_large_files_that_are_one_piece_have_more_time():
-    hosts = {"h": HostProgress(20 * MB, 3 * MB)}
-    assert late_hosts(hosts, 30.0, 3.0, MB)
-    assert not late_hosts(hosts, 30.0, 3.0, MB, is_coarse=True)
+    hosts = {"h": HostProgress(20 * MB, 3 * MB, 30.0)}
+    assert late_hosts(hosts, 100 * MB, 30.0)
+    assert not late_hosts(hosts, 100 * MB, 30.0, is_coarse=True)
 
 
 def test_a_host_reads_what_is_missing_once_nothing_comes_from_anywhere():

@@ -31,19 +31,28 @@ def test_the_pieces_of_a_lost_host_are_spread_over_all_others(count, data):
     lost = data.draw(st.sampled_from(members))
     rounds = 4 * (count - 1)
     owned = [number for number in range(rounds * count) if order_of(number, members)[0] == lost]
-    following = Counter(next_host(number, members, {lost}, 0, 3) for number in owned)
+    following = Counter(next_host(number, members, {lost}, set(), 3) for number in owned)
     assert set(following) == set(members) - {lost}
     assert max(following.values()) <= 4
 
 
 @given(MEMBERS, NUMBERS, st.data())
-def test_who_is_asked_is_never_a_host_that_was_removed(members, number, data):
-    removed = set(data.draw(st.lists(st.sampled_from(members), unique=True)))
-    asked = data.draw(st.integers(0, 5))
-    host = next_host(number, members, removed, asked, 3)
-    assert host not in removed
-    if asked >= min(3, len(members) - len(removed)):
-        assert host is None
+def test_who_is_asked_was_neither_removed_nor_asked_in_vain(members, number, data):
+    removed, vain = (set(data.draw(st.lists(st.sampled_from(members), unique=True))) for _ in range(2))
+    host = next_host(number, members, removed, vain, 3)
+    assert host not in removed | vain
+    assert (host is None) == (len(vain - removed) >= 3 or removed | vain >= set(members))
+
+
+@given(MEMBERS, NUMBERS, st.data())
+def test_whoever_is_late_or_lost_all_that_know_it_ask_the_same_host_next(members, number, data):
+    """A host that was asked in vain and then removed counts as one that was removed at once."""
+    lost = set(data.draw(st.lists(st.sampled_from(members), unique=True, max_size=2)))
+    nexts = {
+        next_host(number, members, lost - late, late, 3)
+        for late in (set(data.draw(st.lists(st.sampled_from(members), unique=True))) & lost for _ in range(3))
+    }
+    assert len(nexts) == 1
 
 
 @given(MEMBERS, NUMBERS)

@@ -183,3 +183,13 @@ def test_wrong_bytes_are_not_marked_as_proven(work):
     claim.write(memoryview(b"wrong"))
     assert not claim.finish()
     assert not work.has(0)
+
+
+def test_nothing_is_written_once_all_is_over(work, tmp_path):
+    claim = work.claim(0)
+    work.close()
+    with pytest.raises(SupersededError):
+        claim.write(memoryview(b"right"))
+    with pytest.raises(SupersededError):
+        work.write_own(0, memoryview(b"right"), 0)
+    assert (tmp_path / "t" / "f").read_bytes() == bytes(5)

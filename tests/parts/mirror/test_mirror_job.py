@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import threading
+from functools import partial
 
 import pytest
 from support.fake_hook import FakeEngine, FakeHook, digest_of
@@ -31,6 +32,8 @@ from syncd.protocol.request import Request, read_requests, write_request
 from syncd.protocol.version import engine_label, read_marker, read_version
 from syncd.synchronizer import Synchronizer
 from syncd.transports.delta.materialise import prove
+
+PROBE = Probe(((1, 2, 3),), ((-0.5, -0.25),), "float32", "float32")
 
 
 @pytest.fixture
@@ -301,16 +304,16 @@ def always(monkeypatch):
 
 @pytest.mark.parametrize("over", ["store", "directories"])
 def test_the_baseline_that_engines_are_calibrated_by_comes_with_the_next_version(trainer, far, pulls, over):
-    objects, probe = MemoryObjects(), Probe(((1, 2, 3),), ((-0.5, -0.25),), "float32", "float32")
+    objects = MemoryObjects()
     push, pull = Push(trainer.job, objects), pulls(objects if over == "store" else trainer.job, far)
-    for step, before in ((1, None), (2, probe), (3, probe)):
+    for step, baseline in ((1, None), (2, PROBE), (3, PROBE)):
         trainer.keyframe(step)
         if step == 2:
-            write_base_probe(trainer.job, probe, "models/base")
+            write_base_probe(trainer.job, PROBE, "models/base")
         if over == "store":
             push.run()
         pull.run()
-        assert read_base_probe(far) == before
+        assert read_base_probe(far) == baseline
     assert far.disk.read(far.base_probe) == trainer.job.disk.read(trainer.job.base_probe)
 
 
@@ -414,7 +417,8 @@ def test_a_daemon_a_trainer_and_a_publish_are_refused(trainer, far, pulls):
     assert refused.value.exit_code == 78
     assert refused.value.hint.endswith(f"syncd mirror {far.root} --detach")
     with Synchronizer.open(far.root, "trainer") as writer:
-        for work in (lambda: writer.publish({}, 3), writer.publish_received):
+        baseline = partial(write_base_probe, far, PROBE, "models/base")
+        for work in (partial(writer.publish, {}, 3), writer.publish_received, baseline):
             with pytest.raises(ConfigError, match="is a mirror of"):
                 work()
     own = Daemon(far, pull.daemon.config, SystemClock(), pull.recorder)

@@ -9,11 +9,12 @@ from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import SFT, estimator_and_loss, with_published
 from trainer.config.attention import FLASH, degree_of, require_groups
 from trainer.config.critic import critic_problems
-from trainer.config.load import LOADER, verl_problems
+from trainer.config.load import LOADER
 from trainer.config.lora import check_start_adapter
 from trainer.config.model_files import check_configs
 from trainer.config.schedule import optimizer_problems
 from trainer.config.strategies import Strategy, strategy_of
+from trainer.config.verl_keys import verl_problems
 from trainer.engines.verl.release import release_problems
 
 

@@ -11,10 +11,11 @@ from syncd.jobfile.problems import Problem, error_of
 from syncd.jobfile.trainer_sections import AlgorithmSection
 from trainer.config.algorithms import GAE, LOSSES, SFT, estimator_and_loss
 from trainer.config.critic import critic_problems
-from trainer.config.load import LOADER, verl_problems
+from trainer.config.load import LOADER
 from trainer.config.model_files import read_model_config
 from trainer.config.options import CORRECTION
 from trainer.config.schedule import optimizer_problems
+from trainer.config.verl_keys import verl_problems
 from trainer.engines.verl.release import LEGACY, RELEASES, lacking_problems
 
 _OTHER = 'engine.name = "verl" has it'
