@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,7 @@ from explorer_hooks.finding import open_hook
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from explorer_hooks.hook import Hook
 from explorer_hooks.hooks.transformers import TransformersHook
+from explorer_hooks.http_client import HttpClient
 
 TARGET = 20.0
 """Percent of a load that its proof may take."""
@@ -67,6 +69,13 @@ class Load(NamedTuple):
     @property
     def processor(self) -> float:
         return self.client + self.server
+
+
+class Forward(NamedTuple):
+    """What a forward pass over the probe's tokens took, in seconds."""
+
+    wall: float
+    processor: float
 
 
 class Session:
@@ -209,20 +218,37 @@ def _used(pid: int) -> float:
     return own + sum(_used(int(child)) for child in children)
 
 
-def _forward(hook: Hook, probe: Path, rounds: int) -> list[float]:
-    """Return the seconds of the model's forward pass over the probe's tokens: no proof can take less."""
-    found: list[float] = []
-    if not isinstance(hook, TransformersHook):
-        return found
-    tokens = [torch.tensor(row) for row in json.loads(probe.read_bytes())["tokens"]]
-    rows = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-    rows = rows.to(next(hook.model.parameters()).device)
-    for _ in range(rounds):
-        start = time.perf_counter()
-        with torch.no_grad():
-            float(hook.model(rows).logits[0, 0, 0])
-        found.append(time.perf_counter() - start)
-    return found
+def _forward(hook: Hook, probe: Path, options: argparse.Namespace) -> list[Forward]:
+    """Return what the model's forward pass over the probe's tokens takes: no proof can take less."""
+    tokens = json.loads(probe.read_bytes())["tokens"]
+    if isinstance(hook, TransformersHook):
+        run = partial(_run_model, hook.model, tokens)
+    elif options.hook.startswith("vllm="):
+        address = options.hook.partition("=")[2]
+        run = partial(
+            _run_server, HttpClient(address, token=None, timeout=_LONG, ask_timeout=_LONG, missing=""), tokens
+        )
+    else:
+        return []
+    found: list[Forward] = []
+    for _ in range(options.rounds + 1):
+        start, used = time.perf_counter(), time.process_time() + _used(options.pid)
+        run()
+        used = time.process_time() + _used(options.pid) - used
+        found.append(Forward(time.perf_counter() - start, used))
+    return found[1:]
+
+
+def _run_model(model: torch.nn.Module, tokens: Sequence[Sequence[int]]) -> None:
+    rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in tokens], batch_first=True)
+    with torch.no_grad():
+        float(model(rows.to(next(model.parameters()).device)).logits[0, 0, 0])
+
+
+def _run_server(server: HttpClient, tokens: Sequence[Sequence[int]]) -> None:
+    """Ask for one token after each row, without log-probs and with nothing in the prefix cache."""
+    body = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "cache_salt": uuid.uuid4().hex}
+    server.post("/v1/completions", body, hint="see the log of the vLLM server")
 
 
 def _hook(start: Path, options: argparse.Namespace) -> Hook:
@@ -249,7 +275,7 @@ def _figures(session: Session, start: Path, scratch: Path, options: argparse.Nam
         "dtype": options.dtype,
         "with_proof": [one._asdict() for one in proven],
         "without_proof": [one._asdict() for one in loaded],
-        "forward": _forward(session.hook, scratch / "0.json", options.rounds),
+        "forward": [one._asdict() for one in _forward(session.hook, scratch / "0.json", options)],
         "share_percent": {
             "wall": 100 * sum(one.proof for one in proven) / sum(one.wall for one in proven),
             "wall, in turns": _more([one.wall for one in proven], [one.wall for one in loaded]),
@@ -279,11 +305,20 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Row]:
         yield f"CPU of the {what} with, s", report.spread([one[what] for one in proven], 3), "", None
         yield f"CPU of the {what} without, s", report.spread([one[what] for one in loaded], 3), "", None
     yield "proof, ms", report.spread([1000 * one["proof"] for one in proven], 1), "", None
-    if figures["forward"]:
-        passes = report.spread([1000 * one for one in figures["forward"]], 1)
-        yield "forward pass over its tokens, ms", passes, "", None
     for how, share in figures["share_percent"].items():
         yield f"proof, % of the load, {how}", f"{share:.1f}", f"<= {TARGET:g}", share <= TARGET
+    for how in ("wall", "processor") if figures["forward"] else ():
+        passes = [one[how] for one in figures["forward"]]
+        yield f"forward pass over its tokens, {how}, s", report.spread(passes, 3), "", None
+        one_pass = sum(passes) / len(passes)
+        share = 100 * one_pass / (one_pass + _mean(loaded, how))
+        yield f"  bound: a pass, % of a load with it, {how}", f"{share:.1f}", "", None
+
+
+def _mean(loads: Sequence[Mapping[str, float]], how: str) -> float:
+    """Return the mean wall or processor time of loads."""
+    parts = ("wall",) if how == "wall" else ("client", "server")
+    return sum(one[part] for one in loads for part in parts) / len(loads)
 
 
 def _exam_rows(exam: Mapping[str, Any]) -> Iterator[Row]:

@@ -89,7 +89,7 @@ class Gather:
         self._vain: defaultdict[int, set[str]] = defaultdict(set)  # hosts that were asked for a piece
         self._reading: set[int] = set()
         self._flying: dict[str, dict[int, HostRequest]] = {host: {} for host in together.members}
-        self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in together.members}
+        self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in self._queues}
         self._asked_at: dict[str, float] = {}
         self._strikes: Counter[str] = Counter()
         self._absent: dict[str, float] = {}
@@ -244,7 +244,7 @@ class Gather:
                 raise RefusedError(f"{offset} bytes where more were written", path=path)
             with self._changed:
                 self.tally.origin += len(data)
-                self._moved_on = time.monotonic()
+                self._note_recent(self._together.me, len(data))
             yield offset, memoryview(data)
             offset += len(data)
         if self._over:
@@ -304,14 +304,17 @@ class Gather:
     def _note_received(self, host: str, count: int) -> None:
         with self._changed:
             self.tally.peers += count
-            recent, now = self._recent[host], time.monotonic()
-            self._moved_on = now
-            if recent and now - recent[-1][0] < _TOGETHER:
-                now, more = recent.pop()
-                count += more
-            recent.append((now, count))
-            while recent[0][0] < now - WINDOW:
-                recent.popleft()
+            self._note_recent(host, count)
+
+    def _note_recent(self, host: str, count: int) -> None:
+        recent, now = self._recent[host], time.monotonic()
+        self._moved_on = now
+        if recent and now - recent[-1][0] < _TOGETHER:
+            now, more = recent.pop()
+            count += more
+        recent.append((now, count))
+        while recent[0][0] < now - WINDOW:
+            recent.popleft()
 
     def _fail(self, host: str, number: int, error: AskError) -> None:
         now, failure = time.monotonic(), error.failure
@@ -370,9 +373,7 @@ class Gather:
                 self._read_rest()
             ended = list[HostRequest]()
             progress = self._progress(now)
-            # What it reads of a late host's share after its own changes nothing: else they would delay each other.
-            has_share = self._together.me in self._together.members
-            if self.tally.reading and have_most_delivered(progress.values(), has_share=has_share):
+            if self.tally.reading and have_most_delivered(progress.values()):
                 late = late_hosts(progress, self._plan.size, now - self._begun, is_coarse=is_coarse)
                 ended += (request for host, keep in late.items() for request in self._take_from(host, keep))
         for request in ended:
@@ -386,11 +387,12 @@ class Gather:
         self._changed.notify_all()
 
     def _progress(self, now: float) -> dict[str, HostProgress]:
-        """Return how far the hosts are that are asked."""
-        hosts = [
-            host for host in self._flying if host != self._together.me and host not in self.tally.removed
-        ]
-        left = {host: self._left_of(host) for host in hosts}
+        """Return how far all hosts are that read a share."""
+        me, removed = self._together.me, self.tally.removed
+        # What this one reads of a late host's share after its own does not count: else they would delay each other.
+        left = {
+            host: 0 if host == me else self._left_of(host) for host in self._flying if host not in removed
+        }
         since = now - watched_for(sum(left.values()), self._plan.size, now - self._begun)
         return {
             host: HostProgress(
@@ -398,7 +400,7 @@ class Gather:
                 sum(count for at, count in self._recent[host] if at >= since),
                 now - self._asked_at.get(host, self._begun),
             )
-            for host in hosts
+            for host in left
         }
 
     def _left_of(self, host: str) -> int:

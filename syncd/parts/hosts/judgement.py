@@ -57,13 +57,9 @@ class HostProgress:
     asked_for: float  # seconds since it was last given something to deliver
 
 
-def have_most_delivered(hosts: Iterable[HostProgress], *, has_share: bool) -> bool:
-    """Return whether most hosts have nothing left to deliver: nobody is late before that.
-
-    Args:
-        has_share: Whether this host reads a share too, which it has done.
-    """
-    left = [*([0] if has_share else []), *(host.left for host in hosts)]
+def have_most_delivered(hosts: Iterable[HostProgress]) -> bool:
+    """Return whether most hosts have nothing left to deliver: nobody is late before that."""
+    left = [host.left for host in hosts]
     return bool(left) and statistics.median_low(left) == 0
 
 
@@ -86,6 +82,7 @@ def late_hosts(
     nobody else would be faster. What is left is small when that ends, and so is what a wrong verdict costs.
 
     Args:
+        hosts: All that read a share; this one among them, or its reading would look like silence of the others.
         size: Bytes of all pieces.
         elapsed: Seconds since this host began with the version.
         is_coarse: Whether large files are one piece each, which comes long after the others.

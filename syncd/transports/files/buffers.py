@@ -20,6 +20,7 @@ from syncd.errors import UsageError
 from syncd.protocol.safetensors import ALIGN, aligned
 from syncd.transports.files.export_walk import ShardLayout
 from syncd.transports.host_memory import HostMemory
+from syncd.transports.torch_tensors import copy_tensor
 
 _POPULATE_WRITE = 23  # since Linux 5.14
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -174,17 +175,6 @@ class TensorCopies:
         if failed:
             self._wait(0)
             raise failed[0]
-
-
-def copy_tensor(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a tensor over one of the same shape, cast and brought from its device where it must be.
-
-    A plain copy in main memory is left to libc: torch's takes up to twice as long unless all cores idle.
-    """
-    if source.dtype == target.dtype and source.is_cpu and source.is_contiguous():
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), target.nbytes)
-    else:
-        target.copy_(source)
 
 
 @dataclass(frozen=True, slots=True)

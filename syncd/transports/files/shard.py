@@ -23,9 +23,9 @@ from syncd.protocol.digest import DEFAULT, hasher
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.safetensors import ALIGN, aligned, parse_header
 from syncd.protocol.tile_digests import TileHasher
-from syncd.transports.files.buffers import PinnedBuffer, copy_tensor
+from syncd.transports.files.buffers import PinnedBuffer
 from syncd.transports.files.export_walk import ExportedTensor, ExportWalk, ShardLayout, TensorSpec
-from syncd.transports.torch_tensors import TO_TORCH, check_finite, view
+from syncd.transports.torch_tensors import TO_TORCH, check_finite, copy_tensor, view
 
 if TYPE_CHECKING:
     from syncd.transports.files.step_copy import StepCopy

@@ -77,15 +77,14 @@ def test_hosts_are_watched_for_as_long_as_what_is_left_should_take(left, elapsed
     assert watched_for(left, 100, elapsed) == pytest.approx(watched)
 
 
-@given(st.lists(PROGRESS, max_size=9), st.booleans())
-def test_most_have_delivered_only_if_half_of_all_have(hosts, has_share):
-    done = has_share + sum(host.left == 0 for host in hosts)
-    count = len(hosts) + has_share
-    assert have_most_delivered(hosts, has_share=has_share) == (count > 0 and 2 * done >= count)
+@given(st.lists(PROGRESS, max_size=9))
+def test_most_have_delivered_only_if_half_of_all_have(hosts):
+    done = sum(host.left == 0 for host in hosts)
+    assert have_most_delivered(hosts) == (len(hosts) > 0 and 2 * done >= len(hosts))
 
 
 def test_the_only_host_that_has_a_step_is_never_late():
-    assert not have_most_delivered([HostProgress(20 * MB, MB, 99.0)], has_share=False)
+    assert not have_most_delivered([HostProgress(20 * MB, MB, 99.0)])
 
 
 @given(HOSTS, ELAPSED, st.integers(0, 10**11))

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from safetensors import safe_open  # noqa: E402
+from support import forked  # noqa: E402
 from support.paths import PYTHONPATH  # noqa: E402
 
 from syncd.protocol.layout import Job  # noqa: E402
@@ -42,11 +41,13 @@ def verl_step(job: Path, step: int, value: float) -> None:
     (job / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def command(job: Path, out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "trainer", "republish", str(job), "--to", str(out), *more]
+def republish(job: Path, out: Path, log: Path) -> forked.Process:
+    environment = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    argv = ("-m", "trainer", "republish", job, "--to", out, "--dtype", "keep")
+    return forked.start(log, environment, *argv)
 
 
-def until(holds: Callable[[], bool], process: "subprocess.Popen[str]", seconds: float = 120.0) -> None:
+def until(holds: Callable[[], bool], process: forked.Process, seconds: float = 120.0) -> None:
     ends = time.monotonic() + seconds
     while not holds():
         assert process.poll() is None
@@ -62,10 +63,7 @@ def published(out: Path) -> int:
 def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: Path) -> None:
     job, out = tmp_path / "verl", tmp_path / "ours"
     verl_step(job, 5, 1.0)
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    with (tmp_path / "log").open("w") as log:
-        arguments = command(job, out, "--dtype", "keep")
-        process = subprocess.Popen(arguments, env=environment, text=True, stdout=log, stderr=log)
+    process = republish(job, out, tmp_path / "log")
     try:
         until(lambda: published(out) == 5, process)
         verl_step(job, 10, 2.0)
@@ -91,9 +89,8 @@ def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: 
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
     finally:
-        process.kill()
-        process.wait()
-        print((tmp_path / "log").read_text())
+        process.end()
+        print(process.said())
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".ours")]
     record = json.loads((out / "imported.json").read_text())
     assert sorted(record["steps"]) == ["10", "5"]

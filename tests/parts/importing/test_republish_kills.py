@@ -4,9 +4,8 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
-from support.paths import PYTHONPATH  # noqa: E402
-from test_republish import command, published, until  # noqa: E402
+from support import forked  # noqa: E402
+from test_republish import published, republish, until  # noqa: E402
 
 from syncd.cli.main import run  # noqa: E402
 from syncd.errors import SyncdError  # noqa: E402
@@ -38,9 +37,9 @@ class VerlJob:
         self.directory, self._chance = directory, chance
         self.step, self.contents = 0, dict[int, set[str]]()
 
-    def save(self) -> None:
-        """Write the next step, or one of the last three again."""
-        self.step = max(1, self.step + self._chance.choice([1, 1, 1, 0, -1]))
+    def save(self, moves: Sequence[int] = (1, 1, 1, 0, -1)) -> None:
+        """Write the next step, the same one again or the one before."""
+        self.step = max(1, self.step + self._chance.choice(moves))
         tensor = torch.full((ROWS,), self._chance.random())
         actor = self.directory / f"global_step_{self.step}/actor"
         (actor / "huggingface").mkdir(parents=True, exist_ok=True)
@@ -67,20 +66,18 @@ def read(out: Path) -> tuple[int, str]:
 
 
 @contextmanager
-def republishing(job: Path, out: Path, log: Path) -> Iterator["subprocess.Popen[str]"]:
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    with log.open("a") as told:
-        line = command(job, out, "--dtype", "keep")
-        process = subprocess.Popen(line, env=environment, text=True, stdout=told, stderr=told)
+def republishing(job: Path, out: Path, log: Path) -> Iterator[forked.Process]:
+    process = republish(job, out, log)
     try:
         yield process
     finally:
-        process.kill()
-        process.wait()
+        process.end()
 
 
-def has_begun(out: Path, step: int, before: int) -> bool:
-    """Return whether a copy has begun since a time, or is done already."""
+def has_begun(out: Path, step: int, before: int, process: forked.Process, said: str) -> bool:
+    """Return whether a copy has begun since a time, is done already, or cannot be made before the next step."""
+    if "no earlier step" in process.said().removeprefix(said):
+        return True
     scratch, directory = out.parent / f".{out.name}.import", out / f"global_step_{step}"
     return scratch.exists() or (directory.exists() and directory.stat().st_mtime_ns > before)
 
@@ -99,13 +96,14 @@ def test_a_republisher_killed_at_random_loses_and_tears_nothing(tmp_path: Path) 
     job.directory.mkdir()
     for _ in range(KILLS):
         job.save()
-        before = time.time_ns()
+        before, said = time.time_ns(), log.read_text() if log.exists() else ""
         with republishing(job.directory, out, log) as process:
-            until(partial(has_begun, out, job.step, before), process)
+            until(partial(has_begun, out, job.step, before, process, said), process)
             time.sleep(chance.uniform(0, LATEST))
         if published(out) >= 0:
             step, weights = read(out)
             assert weights in job.contents[step], f"step {step} is what the first job never had"
+    job.save([1])  # whatever waits for an earlier step to serve meanwhile need not be copied any more
     with republishing(job.directory, out, log) as process:
         until(lambda: has(out, job), process)
         process.terminate()

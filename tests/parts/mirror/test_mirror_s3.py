@@ -22,6 +22,7 @@ from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import read_presences
+from syncd.protocol.probe import Probe, read_base_probe, write_base_probe
 from syncd.protocol.version import read_version
 from syncd.protocol.writer import StepWriter
 from syncd.transports.delta.materialise import prove
@@ -135,10 +136,13 @@ def assert_same(sites):
 def test_versions_arrive_through_kills_of_both_mirrors_and_experiences_come_back(sites):
     chance = random.Random(SEED)
     trainer, written = sites.trainer, 0
+    probe = Probe(((1, 2, 3),), ((-0.5, -0.25),), "float32", "float32")
+    write_base_probe(trainer.job, probe, "models/base")
     trainer.model(1)
     for end in ("push", "pull"):
         sites.start(end)
     sites.wait(sites.is_there)
+    assert read_base_probe(sites.far) == probe
     sites.follow()
     with ExperienceWriter(sites.far, "e0") as writer:
         for step in range(2, VERSIONS + 1):

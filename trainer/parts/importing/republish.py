@@ -18,12 +18,12 @@ from signal import SIGTERM
 from syncd.client.client import Client
 from syncd.client.follow import NATIVE, Leased, missing_job
 from syncd.client.state_dict import foreign_shards
-from syncd.errors import CorruptDataError, NotReadyError, TryAgainError, UsageError
+from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, exists, is_below
 from syncd.protocol.documents import encode
-from syncd.protocol.layout import MANIFEST, Job
-from syncd.protocol.version import Version
+from syncd.protocol.layout import MANIFEST, Job, parse_step_name
+from syncd.protocol.version import Version, write_marker
 from trainer.export import export
 from trainer.launch.daemon import DaemonProcess
 from trainer.launch.die_with_parent import dying_with_parent
@@ -38,6 +38,9 @@ NAME = "import"
 _POLL = 0.5
 _FIRST = 120.0
 """Seconds that `once` waits for a version."""
+
+_VACATED = 60.0
+"""Seconds that readers of a step have to end before another try to replace it."""
 
 Say = Callable[[str], None]
 
@@ -79,8 +82,9 @@ def republish_steps(
             version = source.latest_version()
             if version is not None and copier.is_new(version) and copier.copy(version) and once:
                 return
-            if once and version is None and time.monotonic() > ends:
-                raise NotReadyError("no version was published", path=job_dir, hint=f"syncd ls {job_dir}")
+            if once and time.monotonic() > ends:
+                reason = copier.refused or "no version was published"
+                raise NotReadyError(reason, path=job_dir, hint=f"syncd ls {job_dir}")
             time.sleep(_POLL)
 
 
@@ -117,12 +121,14 @@ class StepCopier:
         self._scratch = f"{parent}/.{name}.{NAME}"
         self._copied = _read_record(target.job, self._record)
         self._done: Version | None = None
+        self.refused = ""
+        """Why the newest version was not copied, empty if it was."""
 
     def is_new(self, version: Version) -> bool:
         return self._done is None or (self._done.pair, self._done.digest) != (version.pair, version.digest)
 
     def copy(self, version: Version) -> bool:
-        """Have the second job publish a version; false if its step was removed meanwhile: a newer one is there."""
+        """Have the second job publish a version; false, and `refused`, if it cannot be copied now."""
         root = self._source.job.root
         if version.kind == "remote":
             raise UsageError(f"step {version.step} is no files but {version.path}", path=root)
@@ -136,7 +142,7 @@ class StepCopier:
                 self._say(f"step {version.step}: announced again")
         elif not self._write(version):
             return False
-        self._done = version
+        self._done, self.refused = version, ""
         self._source.confirm(version.pair)
         return True
 
@@ -146,18 +152,46 @@ class StepCopier:
     def _write(self, version: Version) -> bool:
         shutil.rmtree(self._scratch, ignore_errors=True)  # of a process that was killed
         try:
+            below = self._below(version.step) if self._is_in_the_way(version.step) else None
             with self._source.lease(version) as leased:
                 directory = self._readable(leased)
-                if self._is_there(version.step) and str(version.step) in self._copied:
-                    self._target.vacate(version.step)
+                if below is not None:
+                    self._make_way(version.step, below)
                 self._remember(version)  # before: a step that is there then is this one, also after a kill
                 self._publish(version.step, directory)
-        except TryAgainError as error:
-            self._say(f"step {version.step}: {error}")
+        except (TryAgainError, TimedOutError) as error:
+            self._refuse(f"step {version.step}: {error}")
             return False
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
         return True
+
+    def _refuse(self, reason: str) -> None:
+        if reason != self.refused:  # once, and not at each try
+            self._say(reason)
+        self.refused = reason
+
+    def _is_in_the_way(self, step: int) -> bool:
+        return self._is_there(step) and str(step) in self._copied
+
+    def _below(self, step: int) -> int:
+        """Return what the marker names while a step is replaced: an earlier step; none if a later one is served."""
+        job, served = self._target.job, self._target.latest_version()
+        names = (parse_step_name(entry.name) for entry in job.disk.list(job.root))
+        earlier = [name for name in names if name is not None and name < step and self._is_there(name)]
+        if not earlier and (step == 0 or served is None or served.step <= step):
+            text = (
+                "it was written again, but there is no earlier step to serve meanwhile; the next step follows"
+            )
+            raise TryAgainError(text, path=job.root)
+        return max(earlier, default=step - 1)
+
+    def _make_way(self, step: int, below: int) -> None:
+        """Have the daemon remove a step, which it does once the trainer has gone back below it."""
+        job, named = self._target.job, self._target.announced_step()
+        if named is None or named >= step:
+            write_marker(job.disk, job.marker, below)
+        self._target.vacate(step, _VACATED)
 
     def _remember(self, version: Version) -> None:
         self._copied[str(version.step)] = version.digest
