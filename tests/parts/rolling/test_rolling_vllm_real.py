@@ -97,13 +97,22 @@ def test_a_garbled_tensor_reaches_one_engine_of_six_and_that_vllm_goes_back(flee
 
 def test_a_wave_goes_on_when_followers_a_vllm_and_the_daemon_are_killed(fleet):
     step = fleet.publish()
-    fleet.until(lambda: fleet.loaders(step), "a canary loads it")
+    fleet.until(
+        lambda: _proven_by(fleet, step), "a canary has proven it: killed before, its engine gives it up"
+    )
+    canary, *_ = _proven_by(fleet, step)
     fleet.kill_daemon()
     fleet.daemon = process(lead, fleet.root, TABLE)
-    fleet.kill("e0")
+    fleet.kill(*set(REAL) - {canary})
     fleet.kill("e5")
-    fleet.engines["e1"].kill()
-    fleet.killed.append(("e1", time.monotonic()))
-    fleet.engines["e1"].start()
+    fleet.engines[canary].kill()
+    fleet.killed.append((canary, time.monotonic()))
+    fleet.engines[canary].start()
     fleet.reaches((1, step))
     assert fleet.most_paused() <= TABLE["max_paused"]
+
+
+def _proven_by(fleet, step):
+    """Return the real engines that serve a step, in the order in which they began."""
+    served = [line for line in read_log(fleet.log) if line["what"] == "serve" and line["engine"] in REAL]
+    return [line["engine"] for line in served if line["label"].startswith(f"1.{step}.")]
