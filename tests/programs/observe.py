@@ -1,8 +1,8 @@
 """Watches a job on its file server: observe.py JOB OUT
 
 Prints "ready", then notes each replacement of the marker and of the version file with the time at which the
-server's own kernel did it, one JSON line each: {"file", "step", "generation", "at"}. Ends when OUT.stop is
-there.
+server's own kernel did it, one JSON line each: {"file", "step", "generation", "at"}, of a version its term too.
+Ends when OUT.stop is there.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def note(directory, name, at):
     if name == MARKER:
         return {"file": "marker", "step": int(text), "generation": None, "at": at}
     document = json.loads(text)
-    return {"file": "version", "step": document["step"], "generation": document["generation"], "at": at}
+    return {"file": "version", **{key: document[key] for key in ("step", "generation", "term")}, "at": at}
 
 
 def main(job, out):
