@@ -91,10 +91,10 @@ class LoggedVllmHook(VllmHook):
 
 
 def follow_vllm(job, name, log, address):
-    """Be the follower of a real vLLM."""
+    """Be the follower of a real vLLM, which may end once while it loads a version."""
     hook = LoggedVllmHook.from_options(HookOptions(address))
     hook.note = partial(write_line, log, name)
-    options = FollowOptions(poll=0.1, backoff=0.5, retries=0, check_every=5.0, stay=True, exam="off")
+    options = FollowOptions(poll=0.1, backoff=0.5, retries=1, check_every=5.0, stay=True, exam="off")
     with Follower.open(job, hook, name, options) as follower:
         hook.note("here")
         follower.run(stop=lambda: False)
