@@ -1,4 +1,4 @@
-"""Asks an engine for its answers to probes, and judges them."""
+"""Asks an engine for its answers to probes, and has them judged."""
 
 import math
 from collections.abc import Callable, Sequence

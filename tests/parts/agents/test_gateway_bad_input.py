@@ -264,6 +264,7 @@ def test_agents_that_hang_in_the_middle_of_a_request_or_of_an_answer_disturb_nob
     served.play("good")
     refused = served.bed.gateway.refused
     assert refused.pop("too_many_requests") > 20, "those of its own session that hang count"
+    refused.pop("max_turns", None)  # of whole ones that are answered before the others come
     assert refused == {"too_large": 1, "not_found": 1}
 
 
