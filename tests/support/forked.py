@@ -25,6 +25,7 @@ import traceback
 from pathlib import Path
 
 from support.paths import PYTHONPATH, ROOT, TESTS
+from syncd.errors import SyncdError
 
 _TRANSFORMERS = tuple(
     f"transformers.{name}"
@@ -172,6 +173,8 @@ def _connected(kind):
             return connection
         environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
         with socket.socket(socket.AF_UNIX) as listener:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of a server that ended before its time
             listener.bind(path)
             listener.listen(64)
             server = subprocess.Popen(
@@ -204,7 +207,7 @@ class _Server:
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with _as_trainers_do() if kind == "verl" else contextlib.nullcontext():
             for name in _IMPORTS[kind]:
-                with contextlib.suppress(ImportError):
+                with contextlib.suppress(ImportError, SyncdError):  # the latter: of another release of verl
                     importlib.import_module(name)
         gc.freeze()  # a collection in a forked process leaves these pages shared
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -274,7 +277,7 @@ def _as_trainers_do():
     from trainer.engines.verl import quiet_import
 
     with quiet_import():
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError, SyncdError):
             from trainer.engines.verl import platform
 
             platform.install()
