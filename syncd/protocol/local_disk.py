@@ -151,7 +151,7 @@ class LocalDisk:
         self._guard(f"{path}/")
         modes = self._modes()
         self._make_directory(path, modes)
-        _adopt(path, modes)  # its maker may have been killed before it did this
+        apply_to_path(path, modes)  # its maker may have been killed before it did this
 
     def _make_directory(self, path: str, modes: Modes) -> None:
         missing = list[str]()
@@ -164,7 +164,7 @@ class LocalDisk:
             except FileExistsError:
                 if not os.path.isdir(path):
                     raise
-            _adopt(path, modes)
+            apply_to_path(path, modes)
             self.sync_directory(os.path.dirname(path))
 
     def remove_directory(self, path: str) -> None:
@@ -177,7 +177,7 @@ class LocalDisk:
 
     def adopt(self, path: str) -> None:
         self._guard(path)
-        _adopt(path, self._modes())
+        apply_to_path(path, self._modes())
 
     def sync_directory(self, path: str) -> None:
         with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
@@ -298,11 +298,6 @@ def _list(path: str) -> list[DirectoryEntry]:
         return [DirectoryEntry(entry.name, _entry_kind(entry)) for entry in entries]
 
 
-def _adopt(path: str, modes: Modes) -> None:
-    if modes.exact:
-        apply_to_path(path, modes)
-
-
 def _entry_kind(entry: os.DirEntry[str]) -> Kind:
     if entry.is_file(follow_symlinks=False):
         return "file"
@@ -316,8 +311,7 @@ def _refresh(path: str) -> None:
 def _write(temporary: str, data: Data, modes: Modes, path: str) -> None:
     """Write a temporary file; errors of writing name what it is for."""
     with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, modes.file) as descriptor:
-        if modes.exact:
-            apply_to_file(descriptor, modes)
+        apply_to_file(descriptor, modes)
         for part in (data,) if isinstance(data, bytes) else data:
             with _named_errors(path):
                 _write_part(descriptor, part)

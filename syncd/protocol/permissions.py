@@ -90,12 +90,15 @@ def parse_config(data: bytes, path: str) -> dict[str, Any]:
 
 
 def apply_to_file(descriptor: int, modes: Modes) -> None:
-    """Give an open file that this user owns the mode and group of a policy, whose modes are exact."""
-    _change(descriptor, modes.file, modes.unix_group, os.fstat(descriptor))
+    """Give an open file that this user owns the mode and group of the policy."""
+    if modes.exact:
+        _change(descriptor, modes.file, modes.unix_group, os.fstat(descriptor))
 
 
 def apply_to_path(path: str, modes: Modes) -> None:
-    """Give the file or directory at `path` the mode and group of such a policy, unless another user owns it."""
+    """Give the file or directory at `path` the mode and group of the policy, unless another user owns it."""
+    if not modes.exact:
+        return
     status = os.lstat(path)
     if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode):
         return

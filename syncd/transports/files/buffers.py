@@ -236,8 +236,7 @@ class SaveBuffers:
         """Prepare for the next save of `size` bytes, once nothing reads or writes what the last one has copied."""
         self.refused = ""
         if not keeps:
-            if self._spare or self.sealed:
-                self._forget()
+            self._forget()
             self.next().renew(size)
         elif self.sealed is None and self._spare is None:
             self.refused = self._memory.take(_SEALED, size + min(size, _SCRATCH))
