@@ -370,7 +370,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_save_costs_its_bytes_alone(
     with ExitStack() as opened:
         followers = []
         for number, engine in enumerate(engines):
-            options = FollowOptions(stage=f"{tmp_path}/stage{number}", early=True, **QUICK)
+            options = FollowOptions(stage=f"{tmp_path}/stage{number}", early=True, stay=True, **QUICK)
             tell = lambda _, name, fields: told.append((name, fields))  # noqa: E731
             made = Follower.open(job.root, FakeHook(engine), f"e{number}", options, listener=tell)
             followers.append(opened.enter_context(made))
