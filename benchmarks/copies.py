@@ -29,7 +29,7 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
 from syncd.transports.files.fill_tensors import check_fit, load
-from syncd.transports.files.step_copy import StepCopy
+from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.torch_tensors import target_tensors
 
@@ -95,7 +95,7 @@ def _round(
     return found
 
 
-def _copy(memory: MemoryCopies, step: int, attempt: str, weights: Weights) -> StepCopy:
+def _copy(memory: MemoryCopies, step: int, attempt: str, weights: Weights) -> MemoryCopy:
     size = sum(tensor.nbytes for tensor in weights.values())
     if problem := memory.make_room(step, attempt, size):
         raise SystemExit(problem)
@@ -106,7 +106,7 @@ def _give_up(reason: str) -> None:
     raise SystemExit(reason)
 
 
-def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: StepCopy | None) -> None:
+def _save(saver: StepSaver, step: int, attempt: str, weights: Weights, copy: MemoryCopy | None) -> None:
     saver.save(step, attempt, weights.items(), {}, copy)
     saver.wait()
 

@@ -20,6 +20,7 @@ from syncd.protocol.mount import mount_of
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.version import read_marker
 from trainer.auto_method import MethodChooser
+from trainer.best_steps import Selection
 from trainer.checkpoints import TrainerState
 from trainer.engines.base import Metrics
 from trainer.experience.batch import SampleStrategy
@@ -37,7 +38,6 @@ from trainer.next_action import (
 )
 from trainer.reporting.report import Screen
 from trainer.resume import roll_back_explorers
-from trainer.selection import Selection
 from trainer.waiting import DAEMON, ExplorerLiveness, Waiting, wait_text
 
 P = ParamSpec("P")

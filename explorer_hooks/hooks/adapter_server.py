@@ -19,7 +19,7 @@ from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.proof.exam import LABEL
-from explorer_hooks.proof.start_check import StartModel, start_model_of
+from explorer_hooks.proof.start_model import StartModel, start_model_of
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
 from syncd.transports.base import WeightDirectory, WeightTensors

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from explorer_hooks.proof.start_check import StartModel
+from explorer_hooks.proof.start_model import StartModel
 from syncd.errors import RefusedError, SyncdError
 from syncd.protocol.layout import ADAPTER
 from syncd.protocol.local_disk import LocalDisk

@@ -19,7 +19,7 @@ from explorer_hooks.hooks.restarting import RestartableHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient
 from explorer_hooks.proof.server_probes import ServerProbe, require_known_tokens
-from explorer_hooks.proof.start_check import CHECKS, StartModel, require_same_model, start_model_of
+from explorer_hooks.proof.start_model import CHECKS, StartModel, require_same_model, start_model_of
 from syncd.client.client import Client
 from syncd.errors import (
     DOCS,

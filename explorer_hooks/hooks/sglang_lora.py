@@ -20,7 +20,7 @@ from explorer_hooks.hooks.adapter_shapes import layers_of, refused, require_shap
 from explorer_hooks.hooks.sglang import release_and_flags, started_from
 from explorer_hooks.http_client import Reply
 from explorer_hooks.proof.server_probes import GenerateProbe, require_known_tokens
-from explorer_hooks.proof.start_check import StartModel
+from explorer_hooks.proof.start_model import StartModel
 from explorer_hooks.strict_json import positive
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.transports.base import WeightDirectory, WeightTensors

@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from explorer_hooks.proof.exam import DIGEST, Exam, Rows
-from explorer_hooks.proof.start_check import shard_names
+from explorer_hooks.proof.start_model import shard_names
 from syncd.errors import LoadFailedError, SyncdError
 from syncd.protocol.digest import digest_file
 from syncd.protocol.documents import Document, encode, read_document

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from explorer_hooks.proof.exam import TIED
 from explorer_hooks.proof.log_probs import log_probs_of
-from explorer_hooks.proof.start_check import shard_names
+from explorer_hooks.proof.start_model import shard_names
 
 CHANGE = 0.5
 """How far a value moves, as a part of itself; of a vector, as a part of its root mean square."""

@@ -13,7 +13,7 @@ from support.targets import label, target_of
 
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.sglang_lora import require_servable
-from explorer_hooks.proof.start_check import StartModel
+from explorer_hooks.proof.start_model import StartModel
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.transports.tensors import TensorMeta
 

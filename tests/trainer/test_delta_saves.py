@@ -29,7 +29,7 @@ from syncd.protocol.request import Pin, Request, remove_pin, write_pin, write_re
 from syncd.protocol.version import write_marker  # noqa: E402
 from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.base import StepContent  # noqa: E402
-from syncd.transports.files.step_copy import StepCopy  # noqa: E402
+from syncd.transports.files.memory_copy import MemoryCopy  # noqa: E402
 from syncd.transports.host_memory import HostMemory  # noqa: E402
 from trainer.checkpoints import begin_training, complete, latest_hf_directory  # noqa: E402
 
@@ -153,7 +153,7 @@ def test_every_other_reason_for_a_whole_step(trainer, tmp_path, monkeypatch):
 
     # A copy in memory has the files of a whole step.
     os.makedirs(tmp_path / "copy" / "actor" / ".receipts")
-    assert stored(17, copy=StepCopy(str(tmp_path / "copy"), 17, "copied", 1, pytest.fail)) == "whole"
+    assert stored(17, copy=MemoryCopy(str(tmp_path / "copy"), 17, "copied", 1, pytest.fail)) == "whole"
     name = "model-00001-of-00001.safetensors"
     assert contents(tmp_path / "copy/actor")[name] == contents(f"{job.step(17)}/actor")[name]
 

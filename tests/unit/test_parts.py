@@ -41,7 +41,7 @@ def test_other_tests_ask_whether_a_part_is_there():
     helpers = {"parts", "support", "programs"}
     tests = [path for path in TESTS.rglob("*.py") if path.relative_to(TESTS).parts[0] not in helpers]
     naming = {str(path.relative_to(TESTS)) for path in tests if named_in(path, but="importorskip(")}
-    assert naming == {"trainer/test_selection.py"}
+    assert naming == {"trainer/test_best_steps.py"}
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
-from syncd.parts.hosts.judgement import Failure
+from syncd.parts.hosts.blame import Failure
 from syncd.parts.hosts.server import TOKEN_HEADER, WAIT
 
 CONNECT = 5.0

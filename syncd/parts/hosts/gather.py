@@ -10,7 +10,7 @@ from functools import partial
 
 from syncd.errors import RefusedError, TryAgainError
 from syncd.parts.hosts.asking import AskError, HostRequest
-from syncd.parts.hosts.judgement import (
+from syncd.parts.hosts.blame import (
     WINDOW,
     HostProgress,
     budget_of,

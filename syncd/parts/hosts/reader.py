@@ -13,8 +13,8 @@ from functools import partial
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.parts.hosts.asking import hosts_that_have
+from syncd.parts.hosts.blame import is_quick_alone
 from syncd.parts.hosts.gather import Gather, Tally, Together
-from syncd.parts.hosts.judgement import is_quick_alone
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
 from syncd.parts.hosts.nearer_disk import LocalFile, NearerDisk
 from syncd.parts.hosts.pieces import PiecePlan, made_tiles, plan_containers, plan_copy, stored_tiles

@@ -29,8 +29,8 @@ from syncd.protocol.memory_copies import (
 from syncd.protocol.process import Process
 from syncd.protocol.receipt import receipts_directory
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
+from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.send import FilesSender
-from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.host_memory import HostMemory, capacity, is_memory, read_free_memory, refusal, unlimited
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class MemorySender(WeightSender):
         self._memory = memory or unlimited()
         self._log = structlog.get_logger()
         self._size: int | None = None
-        self._copy: StepCopy | None = None  # of the last send
+        self._copy: MemoryCopy | None = None  # of the last send
 
     @classmethod
     def open(cls, context: SendContext) -> Self:
@@ -131,7 +131,7 @@ class MemorySender(WeightSender):
                 self._withdraw()
                 copies.close()
 
-    def _next_copy(self, step: int, attempt: str, export: Export) -> StepCopy | None:
+    def _next_copy(self, step: int, attempt: str, export: Export) -> MemoryCopy | None:
         """Return this rank's side of the next copy, None on all ranks if there is no room for it."""
         if self._copies is None:
             return None
@@ -213,8 +213,10 @@ class MemoryCopies:
 
     def copy(
         self, step: int, attempt: str, world_size: int, report_failure: Callable[[str], None]
-    ) -> StepCopy:
-        return StepCopy(self.memory_directory.copy(step, attempt), step, attempt, world_size, report_failure)
+    ) -> MemoryCopy:
+        return MemoryCopy(
+            self.memory_directory.copy(step, attempt), step, attempt, world_size, report_failure
+        )
 
     def close(self) -> None:
         """Remove all copies but those that are read; the last of their readers removes them."""

@@ -20,6 +20,7 @@ from syncd.protocol.write_progress import ProgressNotes
 from syncd.protocol.writer import StepWriter
 from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
+from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.shard import (
     PIECE,
     THREADS,
@@ -29,7 +30,6 @@ from syncd.transports.files.shard import (
     find_write_mode,
     put_all,
 )
-from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.files.storage import WHOLE, ShardChanges, ShareTimes, Storage, TimedBytes
 from syncd.transports.torch_tensors import view
 
@@ -44,7 +44,7 @@ class StepSave:
     writer: StepWriter  # of the step
     walk: ExportWalk  # over the weights
     companions: Mapping[str, bytes] = field(default_factory=dict)  # the files beside the weights by name
-    copy: StepCopy | None = None  # gets the same files as this rank's part of the step
+    copy: MemoryCopy | None = None  # gets the same files as this rank's part of the step
     probe: Probe | None = None  # what the model answers with these weights
     begun: float = 0.0  # when it began
     share: Share | None = None  # what this rank has copied; None if the weights are streamed

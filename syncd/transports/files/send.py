@@ -15,7 +15,7 @@ from syncd.protocol.presence import RunningStatus
 from syncd.protocol.write_progress import READS_EARLY
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
-from syncd.transports.files.step_copy import StepCopy
+from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.step_saver import StepSaver
 from syncd.transports.files.storage import WHOLE, ChoosesStorage, Storage
 from syncd.transports.ranks import Ranks, all_or_error
@@ -103,7 +103,7 @@ class FilesSender(WeightSender):
         """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
         return self._saver.planned_size(export)
 
-    def send(self, step: int, attempt: str, content: StepContent, copy: StepCopy | None = None) -> None:
+    def send(self, step: int, attempt: str, content: StepContent, copy: MemoryCopy | None = None) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
         self._saver.leaves_notes = self.ranks.broadcast(self._is_read_early())

@@ -28,7 +28,7 @@ from syncd.transports.files.export_walk import ExportedTensor, ExportWalk, Shard
 from syncd.transports.torch_tensors import TO_TORCH, check_finite, copy_tensor, view
 
 if TYPE_CHECKING:
-    from syncd.transports.files.step_copy import StepCopy
+    from syncd.transports.files.memory_copy import MemoryCopy
 
 PIECE = 16 << 20
 """Bytes handed to a thread at once: enough that neither the device nor Python's lock is asked often."""
@@ -183,7 +183,7 @@ class ShardWriter:
         mode: WriteMode,
         pool: ThreadPoolExecutor,
         digest: ShardDigest,
-        copy: "StepCopy | None" = None,
+        copy: "MemoryCopy | None" = None,
         note: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._layout, self._digest, self._copy, self._note = layout, digest, copy, note

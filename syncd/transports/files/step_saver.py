@@ -27,10 +27,10 @@ from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Sent
 from syncd.transports.files.buffers import SaveBuffers, Share, TensorCopies
 from syncd.transports.files.export_walk import AnyExport, ExportWalk, ShardLayout, can_repeat
+from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.save_files import SaveFiles, StepSave
 from syncd.transports.files.save_outcome import leave_failure_note, wait_until_whole
 from syncd.transports.files.shard import Ring, WriteMode, pour
-from syncd.transports.files.step_copy import StepCopy
 from syncd.transports.files.storage import WHOLE, ShareState, Storage
 from syncd.transports.host_memory import HostMemory, unlimited
 
@@ -125,7 +125,7 @@ class StepSaver:
         attempt: str,
         tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
-        copy: StepCopy | None = None,
+        copy: MemoryCopy | None = None,
         probe: Probe | None = None,
     ) -> None:
         """Save a step; every rank walks all the tensors.
@@ -146,7 +146,7 @@ class StepSaver:
         attempt: str,
         tensors: AnyExport,
         companions: Mapping[str, bytes] | None = None,
-        copy: StepCopy | None = None,
+        copy: MemoryCopy | None = None,
         probe: Probe | None = None,
     ) -> None:
         """Do the first part of `save`: copy this rank's share, so that `state` knows it. Then call `write`."""

@@ -9,7 +9,7 @@ from support.deltas import contents
 
 from syncd.errors import ConfigError
 from syncd.parts.hosts import asking, reader, server
-from syncd.parts.hosts.judgement import STRIKES
+from syncd.parts.hosts.blame import STRIKES
 
 NOBODY = "127.0.0.1:9"
 """Nobody listens there."""

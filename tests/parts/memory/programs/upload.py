@@ -9,7 +9,7 @@ import signal
 import sys
 
 from syncd.parts.memory.send import MemoryCopies
-from syncd.transports.files.step_copy import StepCopy
+from syncd.transports.files.memory_copy import MemoryCopy
 from trainer.cli.main import main
 
 
@@ -30,9 +30,9 @@ def arm(phase, number):
     fault = Fault(number)
     owner, name, comes_after = {
         "room": (MemoryCopies, "make_room", True),
-        "put": (StepCopy, "finish", False),
-        "seal": (StepCopy, "seal", False),
-        "sealed": (StepCopy, "seal", True),
+        "put": (MemoryCopy, "finish", False),
+        "seal": (MemoryCopy, "seal", False),
+        "sealed": (MemoryCopy, "seal", True),
     }[phase]
     original = getattr(owner, name)
 

@@ -8,7 +8,7 @@ from support.engine_beds import SglangBed, VllmBed, write_version
 from support.hook_contract import load
 from support.targets import target_of
 
-from explorer_hooks.proof.start_check import StartModel, require_same_model, start_model_of
+from explorer_hooks.proof.start_model import StartModel, require_same_model, start_model_of
 from syncd.errors import ConfigError, RefusedError
 from syncd.transports.tensors import TensorMeta
 

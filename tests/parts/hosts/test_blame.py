@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncd.parts.hosts.judgement import (
+from syncd.parts.hosts.blame import (
     ABSENT,
     SETTLE,
     SLACK,

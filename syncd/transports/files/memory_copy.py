@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class StepCopy:
+class MemoryCopy:
     """One rank's side of a second copy of a step, in memory.
 
     A failure is reported once and never raised; the copy is then never whole.

@@ -17,10 +17,10 @@ from syncd.protocol.job_end import read_end
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, write_pin
 from syncd.synchronizer import Synchronizer
+from trainer.best_steps import Selection
 from trainer.checkpoints import read_state
 from trainer.launch.daemon import start_daemon
 from trainer.parts.evaluation.watch import EVERY, EvaluationWatch
-from trainer.selection import Selection
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_storage_that_refuses_pins_does_not_end_the_run(job, monkeypatch):
     its = selection(job)
     seal(job, 1)
     with monkeypatch.context() as broken:
-        broken.setattr("trainer.selection.write_pin", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        broken.setattr("trainer.best_steps.write_pin", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
         told(its, (1, 1.0))
     assert pinned(job) == []
     its.keep()
