@@ -6,9 +6,11 @@
     python benchmarks/proof.py --start DIR --hook vllm=http://127.0.0.1:8000 --pid PID --json FILE
 
 Versions go through `syncd publish`, a daemon and a follower, as they do in a job. Two models that differ by less than
-the noise take turns, twice with a probe and twice without. The second of each two counts, so that checksums are asked
-as they are between neighbors, and whatever else the machine does meets both. The engine is examined first, so it is
-asked for the tokens of the probe alone.
+the noise take turns, twice with a probe and twice without. The second of each two counts, and whatever else the
+machine does meets both. The engine is examined first, so it is asked for the tokens of the probe alone.
+
+Checksums that take more than 50 ms are asked at most a twentieth of the time. Here they are asked before and after a
+load, because the version before it had none: their time is a row of its own.
 """
 
 import argparse
@@ -35,7 +37,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from explorer_hooks.finding import open_hook
 from explorer_hooks.follower.follower import Follower, FollowOptions
-from explorer_hooks.hook import Hook
+from explorer_hooks.hook import Checksums, ProbingHook
 from explorer_hooks.hooks.transformers import TransformersHook
 from explorer_hooks.http_client import HttpClient
 
@@ -63,6 +65,7 @@ class Load(NamedTuple):
     has_proof: bool
     wall: float
     proof: float
+    checksums: float  # of the proof's time
     client: float  # processor time of this process
     server: float  # and of the server with its children
 
@@ -92,6 +95,8 @@ class Session:
             (start, self._probe(start, scratch / f"{at}.json")) for at, start in enumerate(starts)
         ]
         self.hook = _hook(starts[0], options)
+        self._checksums, self._summed = self.hook.checksums, 0.0
+        vars(self.hook)["checksums"] = self._timed_checksums
         self.exam: Mapping[str, Any] = {}
         self.loads: list[Load] = []
 
@@ -101,6 +106,13 @@ class Session:
                 [*_SYNCD, "probe", str(start), "--dtype", self._options.dtype], stdout=file, check=True
             )
         return path
+
+    def _timed_checksums(self) -> Checksums | None:
+        begun = time.perf_counter()
+        try:
+            return self._checksums()
+        finally:
+            self._summed += time.perf_counter() - begun
 
     def measure(self) -> None:
         """Load versions; of each two of a kind the second counts."""
@@ -121,13 +133,13 @@ class Session:
         proof = ["--probe", str(probe)] if has_proof else []
         command = [*_SYNCD, "publish", str(self._job), str(step), str(start), *proof]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        client, server = time.process_time(), _used(self._options.pid)
+        client, server, self._summed = time.process_time(), _used(self._options.pid), 0.0
         outcome = follower.turn(_LONG)
         client, server = time.process_time() - client, _used(self._options.pid) - server
         assert outcome.kind == "applied", outcome.reason
         assert ("prove" in outcome.timings) is has_proof, "the engine answers no probes"
         wall = sum(spent for part, spent in outcome.timings.items() if part != _WAITED)
-        return Load(has_proof, wall, outcome.timings.get("prove", 0.0), client, server)
+        return Load(has_proof, wall, outcome.timings.get("prove", 0.0), self._summed, client, server)
 
 
 def main() -> None:
@@ -218,7 +230,7 @@ def _used(pid: int) -> float:
     return own + sum(_used(int(child)) for child in children)
 
 
-def _forward(hook: Hook, probe: Path, options: argparse.Namespace) -> list[Forward]:
+def _forward(hook: ProbingHook, probe: Path, options: argparse.Namespace) -> list[Forward]:
     """Return what the model's forward pass over the probe's tokens takes: no proof can take less."""
     tokens = json.loads(probe.read_bytes())["tokens"]
     if isinstance(hook, TransformersHook):
@@ -251,9 +263,11 @@ def _run_server(server: HttpClient, tokens: Sequence[Sequence[int]]) -> None:
     server.post("/v1/completions", body, hint="see the log of the vLLM server")
 
 
-def _hook(start: Path, options: argparse.Namespace) -> Hook:
+def _hook(start: Path, options: argparse.Namespace) -> ProbingHook:
     if options.hook:
-        return open_hook(options.hook, timeout=_LONG)
+        hook = open_hook(options.hook, timeout=_LONG)
+        assert isinstance(hook, ProbingHook)
+        return hook
     dtype: torch.dtype = getattr(torch, options.dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=dtype)
     return TransformersHook(model.to(options.device).eval())
@@ -278,6 +292,9 @@ def _figures(session: Session, start: Path, scratch: Path, options: argparse.Nam
         "forward": [one._asdict() for one in _forward(session.hook, scratch / "0.json", options)],
         "share_percent": {
             "wall": 100 * sum(one.proof for one in proven) / sum(one.wall for one in proven),
+            "wall, without checksums": 100
+            * sum(one.proof - one.checksums for one in proven)
+            / sum(one.wall - one.checksums for one in proven),
             "wall, in turns": _more([one.wall for one in proven], [one.wall for one in loaded]),
             "processor, in turns": _more(
                 [one.processor for one in proven], [one.processor for one in loaded]
@@ -305,6 +322,7 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Row]:
         yield f"CPU of the {what} with, s", report.spread([one[what] for one in proven], 3), "", None
         yield f"CPU of the {what} without, s", report.spread([one[what] for one in loaded], 3), "", None
     yield "proof, ms", report.spread([1000 * one["proof"] for one in proven], 1), "", None
+    yield "  of it checksums, ms", report.spread([1000 * one["checksums"] for one in proven], 1), "", None
     for how, share in figures["share_percent"].items():
         yield f"proof, % of the load, {how}", f"{share:.1f}", f"<= {TARGET:g}", share <= TARGET
     for how in ("wall", "processor") if figures["forward"] else ():

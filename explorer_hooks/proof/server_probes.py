@@ -30,7 +30,9 @@ _RANK = "X-data-parallel-rank"
 """The header by which a request to vLLM names the replica that answers."""
 _BLOCK = 128
 """The tokens of the largest usual block of a prefix cache, which holds no part of a block."""
-_BEYOND = 64
+_BEYOND = 16
+_SHORTEST = 80
+"""Tokens of the prompt that checks the cache: so many behind a block, and so many at least."""
 _RESERVED = 16
 """Tokens of a model's longest sequence that engines keep for themselves and for what is generated."""
 _DTYPES = {
@@ -70,8 +72,8 @@ class ServerProbe(ABC):
         """Return the engine's answer to a probe.
 
         Args:
-            with_cache: Whether its prefix cache is checked too, if the model can read so much. That takes six times
-                the tokens of a probe of 64.
+            with_cache: Whether its prefix cache is checked too, if the model can read so much. With a block
+                of 128 tokens that takes 288 tokens beside the probe's 64.
         """
         prompt = self._long_prompt(tokens) if with_cache else []
         if not prompt:
@@ -89,7 +91,7 @@ class ServerProbe(ABC):
 
     def _long_prompt(self, tokens: Rows) -> list[int]:
         """Return a prompt of more than a block, none if the model cannot read one."""
-        length, longest = self._block_size + _BEYOND, longest_sequence(self._server)
+        length, longest = max(self._block_size + _BEYOND, _SHORTEST), longest_sequence(self._server)
         if longest is not None:
             length = min(length, longest - _RESERVED)
         return list(itertools.islice(itertools.cycle(itertools.chain(*tokens)), max(length, 0)))
