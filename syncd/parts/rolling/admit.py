@@ -241,9 +241,13 @@ def _is_by_word(fleet: Fleet, version: GoodVersion) -> bool:
     return bool(running) and not any(engine.is_proven for engine in running)
 
 
-def _doubts(engine: Engine) -> tuple[int, str]:
-    """Return what makes an engine a worse canary: versions that it has given up may have been its own fault."""
-    return len(engine.gave_up), engine.name
+def _doubts(engine: Engine) -> tuple[bool, int, str]:
+    """Return what makes an engine a worse canary.
+
+    One that has not proven what it runs may be able to prove nothing, and versions that it has given up may have been
+    its own fault.
+    """
+    return not engine.is_proven, len(engine.gave_up), engine.name
 
 
 # --- who gets a slot ------------------------------------------------------------------------------------------------

@@ -5,19 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 from syncd.daemon.leader import DaemonLeader
 from syncd.daemon.report import EventReporter
-from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.observe import event_names
 from syncd.parts.rolling.admit import Policy, admit
 from syncd.parts.rolling.fleet import fleet_of
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
 from syncd.protocol.rolling import CANARY, STOPPED, Wave, encode_wave
-from syncd.protocol.version import GoodVersion, label_of
+from syncd.protocol.version import GoodVersion, Pair, label_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from syncd.observe.events import Level
 
 LOOK_EVERY = 0.5  # seconds between two readings of presences while anybody waits or loads
+LOOK_NOW = 0.02  # seconds after which they are read where a canary is to be chosen
 BEAT = 5.0  # seconds between two beats of a wave that does not change
 
 OFF_AFTER = 10.0
@@ -39,12 +42,18 @@ class Rolling:
         self._written = self._off_since = float("-inf")
         self._reported: Any = None
         self._counts: dict[str, int] = {}
+        self._pair: Pair | None = None
+        self._stale: Mapping[str, Module] | None = (
+            None  # presences that were read before the version was published
+        )
         # One offset for the whole term: a clock that is set anew must not end anybody's patience.
         self._epoch = self._clock.time() - self._clock.monotonic()
 
     @property
     def every(self) -> float:
         wave = self._wave
+        if self._stale is not None:
+            return LOOK_NOW
         is_moving = wave is not None and bool(
             wave.admitted or wave.leaving or wave.waiting or wave.phase == CANARY
         )
@@ -54,6 +63,8 @@ class Rolling:
         if options is None:
             return self._end(snapshot)
         self._off_since = float("-inf")
+        if self._must_look(snapshot):
+            return replace(snapshot, wave=self._wave)
         now = self._epoch + self._clock.monotonic()
         before = self._wave or inherited(snapshot.wave, now)
         wave = admit(fleet_of(snapshot, options.unit), options, before, now)
@@ -61,6 +72,18 @@ class Rolling:
         assert self._wave is not None  # it was just written
         self._report(self._wave, snapshot)
         return replace(snapshot, wave=self._wave)
+
+    def _must_look(self, snapshot: Snapshot) -> bool:
+        """Return whether to wait until presences are read again, since those of before a version choose no canary."""
+        pair = snapshot.version.pair if snapshot.version else None
+        if pair != self._pair:
+            self._pair = pair
+            self._stale = (
+                snapshot.explorers if self._wave is not None else None
+            )  # a new leader has just read them
+        if snapshot.explorers is not self._stale or snapshot.unlisted:
+            self._stale = None
+        return self._stale is not None
 
     def _end(self, snapshot: Snapshot) -> Snapshot:
         """Remove the file, since versions are no longer rolled out; then nobody waits any more."""

@@ -65,6 +65,16 @@ def test_once_the_canary_runs_it_the_others_get_it_one_after_the_other():
     assert (done.phase, done.admitted, done.waiting) == ("idle", {}, ())
 
 
+def test_an_engine_that_has_proven_what_it_runs_is_a_canary_before_one_that_has_not():
+    wave = admit(
+        fleet(engine("a", is_proven=False), engine("b", applied=None, is_proven=False), engine("c")),
+        POLICY,
+        BEFORE,
+        10.0,
+    )
+    assert admitted(wave) == {"b": GOOD.pair, "c": NEW.pair}
+
+
 def test_without_a_probe_the_word_of_a_canary_counts_and_the_wave_says_so():
     before = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
     wave = admit(fleet(engine("a", NEW, is_proven=False), engine("b")), POLICY, before, 20.0)
