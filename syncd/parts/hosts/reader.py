@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
@@ -16,7 +17,7 @@ from syncd.parts.hosts.asking import hosts_that_have
 from syncd.parts.hosts.blame import is_quick_alone
 from syncd.parts.hosts.gather import Gather, Tally, Together
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
-from syncd.parts.hosts.nearer_disk import LocalFile, NearerDisk
+from syncd.parts.hosts.nearer_disk import HeadsDisk, LocalFile, NearerDisk
 from syncd.parts.hosts.pieces import PiecePlan, made_tiles, plan_containers, plan_copy, stored_tiles
 from syncd.parts.hosts.server import PieceServer, bind_or_none
 from syncd.parts.hosts.shelf import LivePieces, Shelf, key_of
@@ -157,7 +158,9 @@ class HostsReader(PieceReader):
         They may still be on their way; the block's end waits for them.
         """
         job, step = self._client.job, self._client.job.step(link.step)
-        plan = plan_containers(step, link.containers, containers(job, link))
+        disk = HeadsDisk(job.disk)
+        plan = plan_containers(step, link.containers, containers(replace(job, disk=disk), link))
+        disk.keep_no_more()
         path = f"{self._shelf.directory}/containers-{key_of(link.digest)}"
         if path in self._kept:
             yield {file.path: LocalFile(f"{path}/{file.name}") for file in plan.files}
@@ -170,7 +173,7 @@ class HostsReader(PieceReader):
             shutil.rmtree(path, ignore_errors=True)
             make_directories(path, link.containers)
             hosts = self._hosts(members, plan, "containers", link.digest)
-            with self._begun("containers", plan, link.digest, hosts, path, stop) as gather:
+            with self._begun("containers", plan, link.digest, hosts, path, stop, disk) as gather:
                 yield {
                     file.path: LocalFile(f"{path}/{file.name}", partial(gather.await_bytes, number))
                     for number, file in enumerate(plan.files)
@@ -208,7 +211,7 @@ class HostsReader(PieceReader):
     ) -> None:
         self._drop_live()
         try:
-            with self._begun(kind, plan, digest, hosts, target, stop):
+            with self._begun(kind, plan, digest, hosts, target, stop, self._client.job.disk):
                 pass
         except BaseException:
             self._drop_live()
@@ -216,7 +219,14 @@ class HostsReader(PieceReader):
 
     @contextlib.contextmanager
     def _begun(
-        self, kind: str, plan: PiecePlan, digest: str, hosts: list[str], target: str, stop: Callable[[], bool]
+        self,
+        kind: str,
+        plan: PiecePlan,
+        digest: str,
+        hosts: list[str],
+        target: str,
+        stop: Callable[[], bool],
+        disk: Disk,
     ) -> Iterator[Gather]:
         """Get pieces while the block lasts; its end waits for all of them, and an error in it gives them up."""
         self._listen()
@@ -224,7 +234,7 @@ class HostsReader(PieceReader):
         live = LivePieces(self._shelf.directory, kind, digest, target, names, len(plan.pieces))
         self._live.append(live)
         together = Together(hosts, self.address, self._tokens() or "", path)
-        gather = self._gathers[path] = Gather(plan, together, self._client.job.disk, target, live)
+        gather = self._gathers[path] = Gather(plan, together, disk, target, live)
         self._tell(
             "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
         )

@@ -29,6 +29,8 @@ from syncd.publishing import FollowingDisk, publish_export, read_export
 SHARDS = 4
 HERE = TESTS / "parts" / "hosts"
 
+TILE = 256 << 10  # as much smaller than the product's as links are slower: a host of 16 reads 6 to 12 pieces
+
 WAYS = ("whole", "delta", "join")
 """whole: a step. delta: changes of a step that all have. join: half of the hosts have the step, the others come."""
 
@@ -45,14 +47,9 @@ class Cell:
     fault: str = "none"
     peers: bool = True
     origin: float = 2.0  # MB/s of the origin's link; a host's has twice that, each way
-    mib: int = 24  # the bytes of the step
+    mib: int = 24  # the bytes of the step, or of twice the changes
     kills: tuple[tuple[str, float], ...] = ()  # further hosts that are killed, and when
     limit: float = 300.0
-
-    @property
-    def tile(self) -> int:
-        """Return the bytes of a tile: changes are cut into eighths of one, and each piece costs a request."""
-        return (1 << 20) if self.way == "delta" else 256 << 10
 
 
 @dataclass
@@ -74,7 +71,7 @@ def run_cell(cell, keep=False):
     try:
         late = 2 if cell.fault == "late" else 0
         with (
-            mock.patch.object(syncd.protocol.delta, "TILE", cell.tile),
+            mock.patch.object(syncd.protocol.delta, "TILE", TILE),
             Links(cell.hosts + late, cell.origin, 2 * cell.origin, 2 * cell.origin) as links,
         ):
             job, expected = _make_job(world)
@@ -190,16 +187,22 @@ def _measure(world, links, job, expected):
             )
     _await(world, [f"{name}.ready" for name in (*names, *late) if name not in dead], 120)
     time.sleep(0.3)
-    sent, begun = links.sent("o"), time.monotonic()
+    sent, wire, begun = _sent(world), links.sent("o"), time.monotonic()
     open(world.path("go"), "w").close()
     killed = _inject(world, links, copy, begun)
     measured = [name for name in (*joiners, *late) if name not in dead | killed]
     healthy = [name for name in measured if not (cell.fault == "slow" and name == "h1")]
     lines = _collect(world, healthy, cell.limit)
-    sent = links.sent("o") - sent
+    sent, wire = _sent(world) - sent, links.sent("o") - wire
     lines |= _collect(world, [name for name in measured if name not in lines], 10 * copy + 30)
     open(world.path("end"), "w").close()
-    return _row(cell, size, copy, sent, lines, healthy, late, files)
+    return _row(cell, size, copy, (sent, wire), lines, healthy, late, files)
+
+
+def _sent(world):
+    """Return the bytes of files that the origin has sent."""
+    with open(world.path("o.sent")) as file:
+        return sum(map(int, file.read().split()))
 
 
 def _row(cell, size, copy, sent, lines, healthy, late, files):
@@ -213,7 +216,8 @@ def _row(cell, size, copy, sent, lines, healthy, late, files):
         "seconds": round(max(on_time), 2) if whole and on_time else None,
         "one_copy": round(copy, 2),
         "time": round(max(on_time) / copy, 3) if whole and on_time else None,
-        "copies": round(sent / size, 3),
+        "copies": round(sent[0] / size, 3),
+        "wire": round(sent[1] / size, 3),  # with the headers of packets, and what was sent again
         "late": [round(lines[name]["seconds"], 2) for name in late if name in lines],
         "right": all(line["files"] == files for line in lines.values()),
         "done": f"{len(lines)}/{len(healthy) + (cell.fault == 'slow' and cell.way != 'join')}",
@@ -241,7 +245,14 @@ def _other_list(members, number):
 
 def _start_origin(world, links):
     program = str(HERE / "programs" / "bed_origin.py")
-    command = [sys.executable, program, world.path("job"), "8000", world.path("o.ready")]
+    command = [
+        sys.executable,
+        program,
+        world.path("job"),
+        "8000",
+        world.path("o.ready"),
+        world.path("o.sent"),
+    ]
     world.processes["o"] = links.popen("o", command, stdout=subprocess.DEVNULL)
     _await(world, ["o.ready"], 60)
 
@@ -253,7 +264,7 @@ def _start_host(world, links, name, **more):
         "job": world.path("job"),
         "stage": world.path(name),
         "origin": f"{links.ip('o')}:8000",
-        "tile": world.cell.tile,
+        "tile": TILE,
         "peers": world.cell.peers,
         "ready": world.path(f"{name}.ready"),
         "go": world.path("go"),

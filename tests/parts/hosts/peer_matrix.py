@@ -1,15 +1,11 @@
-"""The matrix of hosts, ways and faults: `python -m peer_matrix --out FILE`. Prints a line of JSON for each cell.
+"""The matrix of hosts, ways and faults, and what each cell is held to (`make test-peers`)."""
 
-A file that is there is continued: cells that it has are not run again.
-"""
-
-import argparse
 import json
 import os
 import subprocess
+from datetime import UTC, datetime
 
-from links import no_links
-from peer_bed import FAULTS, WAYS, Cell, run_cell
+from peer_bed import FAULTS, WAYS, Cell
 
 TARGETS = {
     "none": (1.25, 1.05),
@@ -20,21 +16,36 @@ TARGETS = {
 }
 """The most time, in copies through the origin's link, and the most copies. With sixteen hosts and no fault: 1.4."""
 
+WHAT = "hosts that read together, over limited links; time: the last healthy host's, in copies through the link"
+HOSTS = (2, 4, 8, 16)
 
-def has_figure(hosts, way, fault):
+
+def cells():
+    """Return all cells.
+
+    Changes are half as many bytes as a step, and all hosts build a model of them on the cores of one machine: the
+    origin's link is half as fast for them, so that it is what is measured.
+    """
+    return [
+        Cell(hosts, way, fault, origin=1.0 if way == "delta" else 2.0)
+        for fault in FAULTS
+        for hosts in HOSTS
+        for way in WAYS
+        if _has_figure(hosts, way, fault)
+    ]
+
+
+def _has_figure(hosts, way, fault):
     """Return whether a cell says anything: of two hosts one joins, which has the fault; the dead have no step."""
     return way != "join" or (fault != "dead" and (hosts > 2 or fault not in ("killed", "slow")))
 
 
-def problem_of(row, alone):
-    """Return how a row misses its target, empty where it does not.
-
-    Args:
-        alone: Seconds that as many hosts take which read alone.
-    """
+def problem_of(row):
+    """Return how a row misses its target, empty where it does not."""
     if not row["right"] or row["time"] is None:
         return "wrong bytes, or a host that has not finished"
     if row["fault"] not in TARGETS:
+        alone = row["one_copy"] * (1 if row["fault"] == "dead" else row["hosts"])
         return (
             "" if row["seconds"] <= 1.2 * alone else f"slower than alone: {row['seconds']} of {alone:.1f} s"
         )
@@ -48,47 +59,22 @@ def problem_of(row, alone):
     return ""
 
 
+class Results:
+    """The rows of one run, in a file that is written after each."""
+
+    def __init__(self, path):
+        self._path, self._rows = path, []
+
+    def add(self, row):
+        self._rows.append(row)
+        document = {"what": WHAT, "date": datetime.now(UTC).date().isoformat(), "commit": _commit()}
+        document |= {"cores": os.cpu_count(), "rows": self._rows}
+        with open(f"{self._path}.new", "w") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+        os.replace(f"{self._path}.new", self._path)
+
+
 def _commit():
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-
-
-def _write(path, rows):
-    with open(f"{path}.new", "w") as file:
-        json.dump({"what": "hosts that read together, over limited links", "rows": rows}, file, indent=1)
-        file.write("\n")
-    os.replace(f"{path}.new", path)
-
-
-def main():
-    options = argparse.ArgumentParser()
-    options.add_argument("--hosts", default="2,4,8,16")
-    options.add_argument("--ways", default=",".join(WAYS))
-    options.add_argument("--faults", default=",".join(FAULTS))
-    options.add_argument("--out", required=True)
-    options.add_argument("--origin", type=float, default=2.0, help="MB/s of the origin's link")
-    options.add_argument("--mib", type=int, default=24)
-    chosen = options.parse_args()
-    if why := no_links():
-        print(f"skipped: {why}")
-        return
-    rows = []
-    if os.path.exists(chosen.out):
-        with open(chosen.out) as file:
-            rows = json.load(file)["rows"]
-    done = {(row["hosts"], row["way"], row["fault"]) for row in rows}
-    for fault in chosen.faults.split(","):
-        for hosts in map(int, chosen.hosts.split(",")):
-            for way in chosen.ways.split(","):
-                if (hosts, way, fault) not in done and has_figure(hosts, way, fault):
-                    row = run_cell(Cell(hosts, way, fault, origin=chosen.origin, mib=chosen.mib))
-                    alone = row["one_copy"] * (1 if fault == "dead" else hosts)
-                    row["problem"] = problem_of(row, alone)
-                    rows.append({**row, "commit": _commit()})
-                    print(json.dumps(rows[-1]), flush=True)
-                    _write(chosen.out, rows)
-
-
-if __name__ == "__main__":
-    main()
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,4 +1,7 @@
-"""The stand-in for a file server: byte ranges of files below a directory. `python bed_origin.py DIR PORT READY`"""
+"""The stand-in for a file server: byte ranges of files below a directory. `python bed_origin.py DIR PORT READY SENT`
+
+For each answer it appends a line to the file SENT: how many bytes of the file it has sent.
+"""
 
 import os
 import re
@@ -6,6 +9,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ROOT, PORT, READY = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+SENT = open(sys.argv[4], "a", buffering=1)  # noqa: SIM115 - open until the end
 
 
 class Ranges(BaseHTTPRequestHandler):
@@ -20,7 +24,13 @@ class Ranges(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.flush()
             if length > 0:
-                self.connection.sendfile(file, first, length)
+                self._send(file, first, length)
+
+    def _send(self, file, first, length):
+        try:
+            self.connection.sendfile(file, first, length)
+        finally:  # a host that is killed has got a part
+            SENT.write(f"{max(file.tell() - first, 0)}\n")
 
     def log_message(self, *_):
         pass
