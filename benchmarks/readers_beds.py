@@ -30,7 +30,8 @@ class LinksBed:
 
     def __enter__(self) -> Self:
         self._links.__enter__()
-        command = [sys.executable, str(_ORIGIN), self._job.root, "8000", str(self._ready)]
+        log = f"{self._ready}.sent"
+        command = [sys.executable, str(_ORIGIN), self._job.root, "8000", str(self._ready), log]
         self._origin = self.popen("o", command, stdout=subprocess.DEVNULL)
         return self
 
