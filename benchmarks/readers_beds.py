@@ -79,6 +79,7 @@ class NfsBed(LinksBed):
 
     def __exit__(self, *_: object) -> None:
         for name in self._names:
+            _run(f"ip link del v{name}")  # else it goes with its namespace, some time later
             _run(f"ip netns del {name}")
         _run("ip link del br0")
 
