@@ -16,7 +16,9 @@ TARGETS = {
 }
 """The most time, in copies through the origin's link, and the most copies. With sixteen hosts and no fault: 1.4."""
 
-WHAT = "hosts that read together, over limited links; time: the last healthy host's, in copies through the link"
+WHAT = (
+    "hosts that read together, over limited links; time: the last healthy host's, in copies through the link"
+)
 HOSTS = (2, 4, 8, 16)
 
 
