@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY = 0.5  # seconds between two readings of presences while anybody waits or loads
 LOOK_NOW = 0.02  # seconds after which they are read where a canary is to be chosen
+LOOK_UNTIL = 1.0  # seconds for which a canary waits for that: a thousand presences are read less often
 BEAT = 5.0  # seconds between two beats of a wave that does not change
 
 OFF_AFTER = 10.0
@@ -39,7 +40,7 @@ class Rolling:
 
     def begin_term(self) -> None:
         self._wave: Wave | None = None
-        self._written = self._off_since = float("-inf")
+        self._written = self._off_since = self._looks_since = float("-inf")
         self._reported: Any = None
         self._counts: dict[str, int] = {}
         self._pair: Pair | None = None
@@ -75,13 +76,14 @@ class Rolling:
 
     def _must_look(self, snapshot: Snapshot) -> bool:
         """Return whether to wait until presences are read again, since those of before a version choose no canary."""
-        pair = snapshot.version.pair if snapshot.version else None
+        pair, now = snapshot.version.pair if snapshot.version else None, self._clock.monotonic()
         if pair != self._pair:
-            self._pair = pair
+            self._pair, self._looks_since = pair, now
             self._stale = (
                 snapshot.explorers if self._wave is not None else None
             )  # a new leader has just read them
-        if snapshot.explorers is not self._stale or snapshot.unlisted:
+        is_late = now - self._looks_since >= LOOK_UNTIL
+        if snapshot.explorers is not self._stale or snapshot.unlisted or is_late:
             self._stale = None
         return self._stale is not None
 

@@ -64,3 +64,17 @@ def test_explorers_that_cannot_be_listed_are_not_waited_for(job, monkeypatch):
         clock.sleep(daemon.parts.every)
         daemon.tick()
     assert canaries(job) == ["e3"]
+
+
+def test_a_canary_waits_no_longer_than_a_second_for_presences(job, monkeypatch):
+    daemon, clock = led(job)
+    write_step(job, 1)
+    monkeypatch.setattr(daemon._scanner._modules, "is_due", lambda now: False)
+    daemon.tick(woken=True)
+    for _ in range(49):
+        clock.sleep(daemon.parts.every)
+        daemon.tick()
+    assert canaries(job) == []
+    clock.sleep(daemon.parts.every * 2)
+    daemon.tick()
+    assert canaries(job) == ["e3"]
