@@ -14,10 +14,10 @@ import pytest
 import torch
 import xxhash
 from support import forked
-from support.engine_process import free_port
 from support.fake_hook import FakeEngine, FakeHook, digest_of
 from support.followers import QUICK, Scene
 from support.job_file import tiny_job, write_job
+from support.ports import free_port
 from support.trainers import write_experiences
 from support.waiting import LONG
 from support.whole_jobs import ENVIRONMENT, RANK, alone

@@ -10,8 +10,8 @@ peft = pytest.importorskip("peft", reason="needs peft")
 
 from support import paths, small_qwen  # noqa: E402
 from support.engine_beds import SmallLoraBed, SmallSglangLoraBed  # noqa: E402
-from support.engine_process import free_port  # noqa: E402
 from support.followers import Scene  # noqa: E402
+from support.ports import free_port  # noqa: E402
 from support.probe_contract import ROWS  # noqa: E402
 
 from explorer_hooks.finding import open_hook  # noqa: E402

@@ -11,10 +11,10 @@ import time
 
 import pytest
 from support import fake_answers, paths
-from support.engine_process import free_port
 from support.fake_engines import read_shard
 from support.followers import Scene
 from support.jobs import shard_bytes
+from support.ports import free_port
 
 from explorer_hooks.finding import open_hook
 from explorer_hooks.hook import Running

@@ -9,8 +9,8 @@ import urllib.request
 
 import pytest
 from support.cli import command, environment
-from support.engine_process import free_port
 from support.jobs import write_step
+from support.ports import free_port
 from support.waiting import until
 
 from syncd.observe.journal import read_events

@@ -19,8 +19,8 @@ from beds.loop import frozen, mounted
 from beds.quota import limited
 from beds.silent import silent
 from support.documents import checked
-from support.engine_process import free_port
 from support.jobs import start, steps_of, write_step
+from support.ports import free_port
 
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import latest_token

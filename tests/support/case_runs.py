@@ -5,8 +5,8 @@ import os
 import torch
 
 from support import forked
-from support.engine_process import free_port
 from support.paths import PYTHONPATH, TESTS
+from support.ports import free_port
 
 LONG = 1200.0
 """Seconds that a rank may take; on a quiet machine it is one minute."""

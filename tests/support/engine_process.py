@@ -11,6 +11,7 @@ import time
 import pytest
 
 from support import paths
+from support.ports import free_port
 
 STARTING = 600.0
 """Seconds that a start may take on a busy machine; a quiet one needs 30 to 90."""
@@ -30,11 +31,6 @@ def python_of(variable, default):
     if not os.access(python, os.X_OK):
         pytest.skip(f"no {python}: run make test-{target}, or set {variable}", allow_module_level=True)
     return python
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 class EngineProcess:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.paths import ROOT
+from support.ports import free_port
 
 SERVER = Path(os.environ.get("SYNCD_MOTO_SERVER", f"{ROOT}/.venv-moto/bin/moto_server"))
 BUCKET = "weights"
@@ -33,10 +33,7 @@ def running_s3(port: int = 0, log: str = os.devnull) -> Iterator[str]:
     Args:
         log: The file that gets a line for each request.
     """
-    if not port:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with open(log, "ab") as requests:
         server = subprocess.Popen([str(SERVER), "-p", str(port)], stdout=requests, stderr=requests)

@@ -9,6 +9,7 @@ import xxhash
 
 from support import forked
 from support.broadcasts import ENVIRONMENT, HERE, LONG
+from support.ports import free_port
 
 
 def digest_of(tensors):
@@ -30,8 +31,7 @@ class Server:
 
     def __init__(self, kind, directory, log):
         self.kind, self._directory, self._log = kind, str(directory), str(log)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process = None
         self.start()
 

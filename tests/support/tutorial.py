@@ -5,8 +5,8 @@ import os
 import re
 import sys
 
-from support.engine_process import free_port
 from support.paths import ROOT
+from support.ports import free_port
 from support.readme import section, shell_lines, typed
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "tutorial-vllm.md"

@@ -7,8 +7,8 @@ import subprocess
 import time
 
 from support import forked
-from support.engine_process import free_port
 from support.paths import PYTHONPATH
+from support.ports import free_port
 from support.served_process import EXPLORER
 
 ENVIRONMENT = {

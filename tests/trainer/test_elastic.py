@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support.checker import sealed
-from support.engine_process import free_port
 from support.job_file import tiny_job, write_job
+from support.ports import free_port
 from support.trainers import ENVIRONMENT, write_experiences
 
 pytestmark = [pytest.mark.group("kills"), pytest.mark.slow, pytest.mark.timeout(900)]

@@ -25,9 +25,9 @@ import pytest
 import xxhash
 from support import forked
 from support.checker import marker, sealed
-from support.engine_process import free_port
 from support.job_file import job_of, write_job
 from support.matrices import LONG, rows
+from support.ports import free_port
 from support.trainers import ENVIRONMENT, write_experiences
 
 from syncd.protocol.local_disk import LocalDisk

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support import forked  # noqa: E402
-from support.engine_process import free_port  # noqa: E402
+from support.ports import free_port  # noqa: E402
 from support.saving import absent, index_of, load, new_job, temporaries, whole  # noqa: E402
 
 pytestmark = pytest.mark.slow
