@@ -72,8 +72,12 @@ class Fleet:
         return (version.step, version.digest) in self.readable
 
 
-def admit(fleet: Fleet, policy: Policy, before: Wave, now: float) -> Wave:
-    """Return the wave of now, given the one before; the seconds of both are of one clock."""
+def admit(fleet: Fleet, policy: Policy, before: Wave, now: float, *, chooses: bool = True) -> Wave:
+    """Return the wave of now, given the one before; the seconds of both are of one clock.
+
+    Args:
+        chooses: Whether a version that nobody tests yet gets its canaries now.
+    """
     test = _Test(fleet, policy, before, now)
     units = {engine.unit for engine in fleet.engines}
     wave = replace(
@@ -87,7 +91,7 @@ def admit(fleet: Fleet, policy: Policy, before: Wave, now: float) -> Wave:
         unit=policy.unit,
         patience=policy.patience,
     )
-    return _Slots(fleet, wave, before, now).fill(test.canaries())
+    return _Slots(fleet, wave, before, now).fill(test.canaries(chooses=chooses))
 
 
 # --- which versions -------------------------------------------------------------------------------------------------
@@ -104,13 +108,15 @@ class _Test:
         self.candidate = self._candidate()
         self.approved = self._approved()
 
-    def canaries(self) -> list[Engine]:
+    def canaries(self, *, chooses: bool) -> list[Engine]:
         """Return who tests the candidate: first who runs it or was admitted to it, so that the choice stays."""
         candidate = self.candidate
         if candidate is None or candidate == self.approved:
             return []
         slots = self._before.admitted
         chosen = {name for name, slot in slots.items() if slot.pair == candidate.pair}
+        if not chosen and not chooses:
+            return []
         chosen |= {engine.name for engine in self._fleet.engines if engine.paused_for == candidate.pair}
         able = [engine for engine in self._fleet.engines if self._can_test(engine, candidate)]
         able.sort(

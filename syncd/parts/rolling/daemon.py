@@ -64,11 +64,10 @@ class Rolling:
         if options is None:
             return self._end(snapshot)
         self._off_since = float("-inf")
-        if self._must_look(snapshot):
-            return replace(snapshot, wave=self._wave)
         now = self._epoch + self._clock.monotonic()
         before = self._wave or inherited(snapshot.wave, now)
-        wave = admit(fleet_of(snapshot, options.unit), options, before, now)
+        chooses = not self._must_look(snapshot)
+        wave = admit(fleet_of(snapshot, options.unit), options, before, now, chooses=chooses)
         self._write(wave)
         assert self._wave is not None  # it was just written
         self._report(self._wave, snapshot)
