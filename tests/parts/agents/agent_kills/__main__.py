@@ -14,10 +14,10 @@ import time
 from agent_kills.chaos import Chaos, StalledError
 from agent_kills.judging import compared, judged
 from agent_kills.parts import Parts, write_model
+from support.ports import free_port
 
 import explorer_hooks.parts.agents.run_agents
 import explorer_hooks.parts.agents.serve  # noqa: F401 - what explorers import, before they are forked
-from explorer_hooks.run.own_server import free_port
 from explorer_hooks.run.tokens import open_tokens
 
 MODES = ("run", "serve")

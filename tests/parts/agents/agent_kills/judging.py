@@ -81,7 +81,11 @@ def _judge_groups(rows, parts, found):
     for row in rows:
         groups.setdefault(row.group, []).append((row.task, row.rollout))
     found.wrong += [f"{group} is {members}" for group, members in groups.items() if len(members) != SIZE]
-    with open(os.path.join(parts.place, "job/explorers/e0/metrics.jsonl")) as file:
+    path = os.path.join(parts.place, "job/explorers/e0/metrics.jsonl")
+    if not os.path.exists(path):
+        found.wrong.append("the explorer has written no metrics")
+        return
+    with open(path) as file:
         lines = [json.loads(line) for line in file]
     found.dropped.update(lines[-1].get("dropped_total", {}) if lines else {})
     missing = len(parts.tasks) - len(groups)
