@@ -44,9 +44,8 @@ class Rolling:
         self._reported: Any = None
         self._counts: dict[str, int] = {}
         self._pair: Pair | None = None
-        self._stale: Mapping[str, Module] | None = (
-            None  # presences that were read before the version was published
-        )
+        # Presences that were read before the version was published, while they choose no canary.
+        self._stale: Mapping[str, Module] | None = None
         # One offset for the whole term: a clock that is set anew must not end anybody's patience.
         self._epoch = self._clock.time() - self._clock.monotonic()
 
