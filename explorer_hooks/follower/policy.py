@@ -87,9 +87,6 @@ class FollowOptions:
         if self.early and not self.stage:
             hint = "--stage /dev/shm/syncd --early  # explorer run: explorer.follow.stage"
             raise ConfigError("only a stage copies versions early", hint=hint)
-        if self.early and self.peers:
-            hint = "leave --early out where --peers is given  # explorer run: explorer.follow.early"
-            raise ConfigError("with peers each host would still copy all of a version early", hint=hint)
         try:
             Verification(self.verify)
         except ValueError:

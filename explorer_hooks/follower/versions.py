@@ -11,6 +11,7 @@ from syncd.errors import ConfigError, SyncdError
 from syncd.protocol.disk import MISSING, Clock
 from syncd.protocol.layout import parse_step_name
 from syncd.protocol.manifest import read_manifest
+from syncd.protocol.tile_table import READS_TILES
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
 from syncd.protocol.write_progress import READS_EARLY
 from syncd.transports.files.early_reader import EarlyReader
@@ -215,9 +216,10 @@ class Fetcher:
         if "directory" not in hook.takes:
             raise ConfigError(f"the hook {hook.name} loads no directories, so it cannot follow versions")
         self._client = client
-        self._also_reads = (*gates, *((READS_EARLY,) if options.early else ()))
         self._stage = HostStage(options.stage, client.job.root, client.clock) if options.stage else None
         self._reader = _open_reader(options, client, self._stage, report)
+        of_reader = {READS_EARLY: options.early, READS_TILES: self._reader.is_shared}
+        self._also_reads = (*gates, *(name for name, is_read in of_reader.items() if is_read))
         verify = Verification(options.verify)
         if verify is Verification.CONTENT and hook.checks_content:
             verify = Verification.HEADER  # the hook itself compares the content while it loads

@@ -2,7 +2,8 @@
 
 `.receipts/00001-of-00004.tiles` has those of the files of one writer. A reader that gets a step in pieces from
 several places proves each piece by them. No manifest lists these files: the root in the manifest is a digest of
-what they hold, so a table that is damaged is found, and a step without one is whole all the same.
+what they hold, so a table that is damaged is found, and a step without one is whole all the same. A trainer writes
+them where it keeps the step, to store the next one as changes of it, or an explorer has `READS_TILES` in `reads`.
 
 One line of JSON (`protocol`, `files`: name and number of tiles of each), then the records of all tiles in that
 order.
@@ -20,6 +21,7 @@ from syncd.protocol.receipt import receipts_directory
 from syncd.protocol.tile_digests import RECORD, root_of_records, step_root
 
 SUFFIX = ".tiles"
+READS_TILES = "tiles"  # what an explorer whose host divides steps with others has in `reads`
 TABLE_LIMIT = 1 << 28  # the largest table that is read, in bytes: of 64 TB
 
 TileRecords = Mapping[str, bytes]

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,6 +25,7 @@ from syncd.parts.hosts.pieces import PiecePlan
 from syncd.parts.hosts.pieces_in_work import PiecesInWork, SupersededError
 from syncd.parts.hosts.shelf import LivePieces
 from syncd.protocol.disk import Disk
+from syncd.transports.files.piece_reader import PartialFile
 
 RANKS = 3  # hosts that are asked for a piece before the file system is
 FROM_ORIGIN = 2  # reads of the file system at once: with more, all pieces of a host come at the end
@@ -56,6 +57,7 @@ class Tally:
     """What a gather did."""
 
     origin: int = 0  # bytes from the file system
+    early: int = 0  # of those, bytes that were read before the step was published
     peers: int = 0  # bytes from other hosts
     wrong: int = 0  # pieces that did not match
     moved: int = 0  # pieces that were asked of another host since one was late
@@ -76,15 +78,22 @@ class Gather:
         disk: The file system of the job.
         target: The directory that the files are written into.
         live: Shows other processes what is proven.
+        partial: Files that this host has copied in part, by name.
     """
 
     def __init__(
-        self, plan: PiecePlan, together: Together, disk: Disk, target: str, live: LivePieces
+        self,
+        plan: PiecePlan,
+        together: Together,
+        disk: Disk,
+        target: str,
+        live: LivePieces,
+        partial: Mapping[str, PartialFile],
     ) -> None:
         self._plan, self._together, self._disk = plan, together, disk
-        self._work = PiecesInWork(plan, target, live, self._note_proven)
+        self._work = PiecesInWork(plan, target, live, self._note_proven, partial)
         self._changed = threading.Condition()
-        self._left = len(plan.pieces)
+        self._left = live.marks.count(0)
         self._queues: dict[str, deque[int]] = {host: deque() for host in (*together.members, together.me)}
         self._vain: defaultdict[int, set[str]] = defaultdict(set)  # hosts that were asked for a piece
         self._reading: set[int] = set()
@@ -96,14 +105,16 @@ class Gather:
         self._over = self._is_unshared_read = False
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._error: Exception | None = None
-        self.tally = Tally()
+        early = sum(span.length for file in partial.values() for span in file.digests)
+        self.tally = Tally(origin=early, early=early)
 
     def run(self, stop: Callable[[], bool]) -> Tally:
         """Get everything; `stop` is polled."""
         begun = self._begun = self._moved_on = time.monotonic()
         self.tally.share = self._share()
         for number in range(len(self._plan.pieces)):
-            self._enqueue(number)
+            if not self._work.has(number):
+                self._enqueue(number)
         threads = [
             threading.Thread(target=self._guarded, args=(work,), name="pieces", daemon=True)
             for work in self._workers()
@@ -172,10 +183,10 @@ class Gather:
         judged = time.monotonic()
         while True:
             with self._changed:
-                self._changed.wait(_PAUSE)
+                self._changed.wait_for(lambda: self._error or self._is_done, _PAUSE)
                 if self._error is not None:
                     raise self._error
-                if not self._left and not self._unread:
+                if self._is_done:
                     return
             if stop():
                 raise TryAgainError("reading it was given up: told to stop", path=self._plan.files[0].path)
@@ -202,6 +213,10 @@ class Gather:
         with self._changed:
             self._is_unshared_read = True
             self._changed.notify_all()
+
+    @property
+    def _is_done(self) -> bool:
+        return not self._left and not self._unread
 
     @property
     def _unread(self) -> bool:

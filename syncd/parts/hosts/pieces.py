@@ -118,7 +118,7 @@ class PiecePlan:
 
 
 def plan_copy(directory: str, records: Sequence[FileRecord], tiles: dict[str, bytes] | None) -> PiecePlan:
-    """Return how the files of a directory are divided.
+    """Return how the files of a directory are divided: tiles first, so their numbers do not depend on other files.
 
     Args:
         directory: Where the file system has them.
@@ -139,7 +139,10 @@ def plan_copy(directory: str, records: Sequence[FileRecord], tiles: dict[str, by
             kind = name_of(record.digest, file.path)
             part = Part(file.size, kind, b"", record.digest.partition(":")[2])
             pieces.append(Piece(number, 0, file.size, (part,)))
-    return PiecePlan(files, tuple(pieces))
+    # A stable order: a host that copies early knows the tiles alone (`HostsReader.share`).
+    return PiecePlan(
+        files, tuple(sorted(pieces, key=lambda piece: files[piece.file].name not in (tiles or {})))
+    )
 
 
 def plan_containers(path: str, records: Sequence[FileRecord], tables: Sequence[DeltaTable]) -> PiecePlan:

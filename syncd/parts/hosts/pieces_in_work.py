@@ -8,11 +8,12 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from syncd.parts.hosts.pieces import PiecePlan, PieceProof
+from syncd.parts.hosts.pieces import Piece, PiecePlan, PieceProof
 from syncd.parts.hosts.shelf import LivePieces
 from syncd.protocol.local_disk import write_all_at
+from syncd.transports.files.piece_reader import PartialFile, Span
 
 _LOCKS = 64
 
@@ -48,15 +49,31 @@ class PiecesInWork:
 
     Args:
         target: The directory, which is there.
-        proven: Called with each piece that is proven.
+        proven: Called with each piece that is proven from now on.
+        partial: Files that are moved there, by name; what matches of them is proven at once.
     """
 
-    def __init__(self, plan: PiecePlan, target: str, live: LivePieces, proven: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        plan: PiecePlan,
+        target: str,
+        live: LivePieces,
+        proven: Callable[[int], None],
+        partial: Mapping[str, PartialFile],
+    ) -> None:
         self.plan, self._live, self._proven = plan, live, proven
         self._claims: dict[int, int] = {}
         self._numbers = itertools.count(1)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._files = [_new_file(f"{target}/{file.name}", file.size) for file in plan.files]
+        moved = {name: file for name, file in partial.items() if _is_moved(file.path, f"{target}/{name}")}
+        self._files = [
+            _open_file(f"{target}/{file.name}", file.size, is_new=file.name not in moved)
+            for file in plan.files
+        ]
+        for number, piece in enumerate(plan.pieces):
+            file = moved.get(plan.files[piece.file].name)
+            if file is not None and _matches(piece, file):
+                live.mark(number)
 
     def has(self, number: int) -> bool:
         return self._live.marks[number] == 1
@@ -101,7 +118,20 @@ class PiecesInWork:
             raise SupersededError
 
 
-def _new_file(path: str, size: int) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _is_moved(path: str, target: str) -> bool:
+    with contextlib.suppress(OSError):  # its room was taken
+        os.rename(path, target)
+        return True
+    return False
+
+
+def _matches(piece: Piece, file: PartialFile) -> bool:
+    digest = file.digests.get(Span(piece.offset, piece.length))
+    return [f"{part.kind}:{part.digest}" for part in piece.parts] == [digest]
+
+
+def _open_file(path: str, size: int, *, is_new: bool) -> int:
+    flags = os.O_CREAT | os.O_EXCL if is_new else 0
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     os.truncate(descriptor, size)
     return descriptor

@@ -18,17 +18,20 @@ from syncd.parts.hosts.blame import is_quick_alone
 from syncd.parts.hosts.gather import Gather, Tally, Together
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
 from syncd.parts.hosts.nearer_disk import HeadsDisk, LocalFile, NearerDisk
+from syncd.parts.hosts.order import order_of
 from syncd.parts.hosts.pieces import PiecePlan, made_tiles, plan_containers, plan_copy, stored_tiles
 from syncd.parts.hosts.server import PieceServer, bind_or_none
 from syncd.parts.hosts.shelf import LivePieces, Shelf, key_of
+from syncd.protocol.delta import tiles
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.lineage import containers
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.read_bytes import INFO as READ
 from syncd.protocol.read_bytes import ReadBytes
+from syncd.protocol.safetensors import Header
 from syncd.transports.files.copy_files import copy_files, make_directories
-from syncd.transports.files.piece_reader import PieceReader, ReaderContext, WantedFiles
+from syncd.transports.files.piece_reader import PartialFile, PieceReader, ReaderContext, Span, WantedFiles
 
 ASKED = 16  # hosts that are asked whether they have all of a step
 
@@ -85,19 +88,33 @@ class HostsReader(PieceReader):
         manifest = read_manifest(wanted.disk, os.path.dirname(wanted.directory))
         if manifest.digest != wanted.digest:
             raise CorruptDataError("its manifest is another one by now", path=wanted.directory)
-        tiles = stored_tiles(wanted.disk, wanted.directory, manifest)
-        if tiles is None and manifest.shortcut is not None:
-            tiles = made_tiles(self._client.job, wanted.directory, manifest)
-        plan = plan_copy(wanted.directory, wanted.records, tiles)
+        stored = stored_tiles(wanted.disk, wanted.directory, manifest)
+        if stored is None and manifest.shortcut is not None:
+            stored = made_tiles(self._client.job, wanted.directory, manifest)
+        plan = plan_copy(wanted.directory, wanted.records, stored)
         token, members = self._tokens(), read_members(self._client.job)
-        if token is None or not members or not plan.pieces:
+        if not plan.pieces or (not wanted.partial and (token is None or not members)):
             copy_files(wanted.disk, wanted.directory, target, wanted.records, stop)
             self._count(Tally(origin=plan.size, share=plan.size))
             return
         make_directories(target, wanted.records)
-        self._gather(
-            "copy", plan, wanted.digest, self._hosts(members, plan, "copy", wanted.digest), target, stop
-        )
+        hosts = self._hosts(members, plan, "copy", wanted.digest) if token else [self.address]
+        self._gather("copy", plan, wanted.digest, hosts, target, stop, wanted.partial)
+
+    def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[Span]]:
+        names = sorted(headers)
+        spans = [(name, Span(tile.offset, tile.length)) for name in names for tile in tiles(headers[name])]
+        members = read_members(self._client.job) if self._tokens() else []
+        if self._is_auto and is_quick_alone(sum(span.length for _, span in spans), self._rate):
+            members = []
+        shares = dict[str, list[Span]]()
+        for number, (name, span) in enumerate(spans):
+            if order_of(number, members)[:1] in ([], [self.address]):
+                shares.setdefault(name, []).append(span)
+        return dict(shares)
+
+    def add_unused(self, size: int) -> None:
+        self._bytes["origin"] += size
 
     def copy_made(
         self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
@@ -106,13 +123,13 @@ class HostsReader(PieceReader):
         if token is None:
             return False
         have = self._that_have(members, "copy", wanted.digest, token)
-        tiles = made_tiles(self._client.job, wanted.directory, manifest) if have else None
-        if tiles is None:
+        made = made_tiles(self._client.job, wanted.directory, manifest) if have else None
+        if made is None:
             return False
-        plan = plan_copy(wanted.directory, wanted.records, tiles)
+        plan = plan_copy(wanted.directory, wanted.records, made)
         make_directories(target, wanted.records)
         try:
-            self._gather("copy", plan, wanted.digest, have, target, stop)
+            self._gather("copy", plan, wanted.digest, have, target, stop, {})
         except (*MISSING, SyncdError) as error:
             # What no other host gave is not in the file system under this name: the chain makes it.
             shutil.rmtree(target)
@@ -173,7 +190,7 @@ class HostsReader(PieceReader):
             shutil.rmtree(path, ignore_errors=True)
             make_directories(path, link.containers)
             hosts = self._hosts(members, plan, "containers", link.digest)
-            with self._begun("containers", plan, link.digest, hosts, path, stop, disk) as gather:
+            with self._begun("containers", plan, link.digest, hosts, path, stop, disk, {}) as gather:
                 yield {
                     file.path: LocalFile(f"{path}/{file.name}", partial(gather.await_bytes, number))
                     for number, file in enumerate(plan.files)
@@ -207,11 +224,18 @@ class HostsReader(PieceReader):
         return sorted(hosts_that_have(asked, f"/have/{kind}/{key_of(digest)}", token))
 
     def _gather(
-        self, kind: str, plan: PiecePlan, digest: str, hosts: list[str], target: str, stop: Callable[[], bool]
+        self,
+        kind: str,
+        plan: PiecePlan,
+        digest: str,
+        hosts: list[str],
+        target: str,
+        stop: Callable[[], bool],
+        partial: Mapping[str, PartialFile],
     ) -> None:
         self._drop_live()
         try:
-            with self._begun(kind, plan, digest, hosts, target, stop, self._client.job.disk):
+            with self._begun(kind, plan, digest, hosts, target, stop, self._client.job.disk, partial):
                 pass
         except BaseException:
             self._drop_live()
@@ -227,6 +251,7 @@ class HostsReader(PieceReader):
         target: str,
         stop: Callable[[], bool],
         disk: Disk,
+        partial: Mapping[str, PartialFile],
     ) -> Iterator[Gather]:
         """Get pieces while the block lasts; its end waits for all of them, and an error in it gives them up."""
         self._listen()
@@ -234,7 +259,7 @@ class HostsReader(PieceReader):
         live = LivePieces(self._shelf.directory, kind, digest, target, names, len(plan.pieces))
         self._live.append(live)
         together = Together(hosts, self.address, self._tokens() or "", path)
-        gather = self._gathers[path] = Gather(plan, together, disk, target, live)
+        gather = self._gathers[path] = Gather(plan, together, disk, target, live, partial)
         self._tell(
             "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
         )
@@ -251,8 +276,8 @@ class HostsReader(PieceReader):
     def _count(self, tally: Tally) -> None:
         self._bytes["origin"] += tally.origin
         self._bytes["peers"] += tally.peers
-        if tally.seconds and tally.origin:
-            self._rate = tally.origin / (tally.reading or tally.seconds)
+        if tally.seconds and tally.origin > tally.early:
+            self._rate = (tally.origin - tally.early) / (tally.reading or tally.seconds)
         if tally.removed:
             self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
         self._is_over_budget = tally.is_over_budget

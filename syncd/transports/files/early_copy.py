@@ -2,6 +2,9 @@
 
 Each byte is hashed as it is copied, from the memory it is written from. What the notes of the writers say decides
 only when bytes are read; whether they may be used is for the digests of the sealed step alone.
+
+A host that gets steps together with others copies its share of the tiles, each with a digest of its own, once all
+writers have left a note and the headers say where tiles begin.
 """
 
 import contextlib
@@ -12,20 +15,24 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from syncd.errors import CorruptDataError, StorageError, SyncdError
-from syncd.protocol.digest import DEFAULT, hasher
+from syncd.protocol.digest import DEFAULT, digest_bytes, hasher
 from syncd.protocol.disk import MISSING
 from syncd.protocol.local_disk import write_all_at
+from syncd.protocol.safetensors import Header, parse_header
 from syncd.protocol.write_progress import WriteProgress, shard_path
 from syncd.transports.files.copy_files import THREADS, give_up_if
+from syncd.transports.files.piece_reader import PartialFile, Span
 from syncd.transports.files.stage import EarlyDirectory
 
 PIECE = 8 << 20
 _ALIGN = 4096
 PATIENCE = 10.0
+_PREFIX = 8  # bytes that have the length of a header
 _WAIT, _JOIN = 0.1, 5.0
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -37,6 +44,10 @@ class CopiedFile(NamedTuple):
     digest: str
 
 
+Divide = Callable[[dict[str, Header]], dict[str, Sequence[Span]]]
+"""Returns which spans of files are copied, from the headers of all files of an attempt."""
+
+
 class _Piece(NamedTuple):
     file: "_EarlyFile"
     offset: int
@@ -44,13 +55,19 @@ class _Piece(NamedTuple):
 
 
 class _EarlyFile:
-    """One shard file, and how much of it was handed out, copied and hashed. The lock of the copy guards it."""
+    """One shard file, and how much of it was handed out, copied and hashed. The lock of the copy guards it.
 
-    def __init__(self, note: WriteProgress, source: int, target: str) -> None:
+    Args:
+        is_divided: Whether only spans of it are copied, which `divide` names.
+    """
+
+    def __init__(self, note: WriteProgress, source: int, target: str, *, is_divided: bool) -> None:
         self.size, self.source, self.path = note.size, source, target
         self.target = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self.available = self.taken = self.hashed = 0
-        self.state = hasher(DEFAULT)
+        self.available = self.copying = self.hashed = 0
+        self.state, self.digests = hasher(DEFAULT), dict[Span, str]()
+        self.is_divided = is_divided
+        self._todo = deque(() if is_divided else _cut(note.size))
 
     @property
     def digest(self) -> str:
@@ -58,15 +75,28 @@ class _EarlyFile:
 
     @property
     def is_whole(self) -> bool:
-        return self.hashed == self.size
+        return self.hashed == self.size and not self.is_divided
+
+    def divide(self, spans: Iterable[Span]) -> None:
+        self._todo.extend(spans)
+
+    def leave_rest(self) -> None:
+        """Hand out nothing more."""
+        self._todo.clear()
 
     def take(self) -> _Piece | None:
-        length = min(PIECE, self.size - self.taken)
-        if not length or self.taken + length > self.available:
+        if not self._todo or self._todo[0].end > self.available:
             return None
-        piece = _Piece(self, self.taken, length)
-        self.taken += length
-        return piece
+        self.copying += 1
+        return _Piece(self, *self._todo.popleft())
+
+    def read_header(self, buffer: mmap.mmap) -> Header | None:
+        """Return the header, None while it is not written, or if it is larger than a piece."""
+        length = min(self.available, PIECE)
+        with self.read(buffer, _Piece(self, 0, length)) as data:
+            if length <= _PREFIX or _PREFIX + int.from_bytes(data[:_PREFIX], "little") > length:
+                return None
+            return parse_header(bytes(data), self.size, self.path)
 
     def read(self, buffer: mmap.mmap, piece: _Piece) -> memoryview:
         """Return a piece, read past the page cache where that can be: there it is never older than the file."""
@@ -92,11 +122,14 @@ class EarlyCopy:
 
     Args:
         directory: Where the copy is; it is closed with the copy.
+        divide: Names the spans that are copied, if that is not all of every file.
     """
 
-    def __init__(self, directory: EarlyDirectory) -> None:
+    def __init__(self, directory: EarlyDirectory, divide: Divide | None = None) -> None:
         self.directory = directory
         self.failure = ""
+        self.copied = 0  # bytes
+        self._divide, self._is_divided = divide, False
         self._files: dict[str, _EarlyFile] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -112,6 +145,7 @@ class EarlyCopy:
 
     def follow(self, attempt_path: str, notes: Iterable[WriteProgress]) -> None:
         """Copy what is there of the files that writers have noted."""
+        notes = tuple(notes)
         for note in notes:
             if note.name not in self._files and (source := _open_source(attempt_path, note)) is not None:
                 self._begin(note, source)
@@ -119,6 +153,27 @@ class EarlyCopy:
                 if (file := self._files.get(note.name)) is not None and file.size == note.size:
                     file.available = max(file.available, note.written)
                     self._changed.notify_all()
+        if self._divide is not None and not self._is_divided:
+            self._divide_files(self._divide, max((note.world_size for note in notes), default=0))
+
+    def _divide_files(self, divide: Divide, writers: int) -> None:
+        if not len(self._files) == writers > 0:
+            return
+        headers = dict[str, Header]()
+        with contextlib.closing(mmap.mmap(-1, PIECE)) as buffer:
+            for name, file in self._files.items():
+                header = file.read_header(buffer)
+                if header is None:
+                    return
+                headers[name] = header
+        spans = divide(headers)
+        with self._changed:
+            if self._is_divided:  # it ended meanwhile
+                return
+            self._is_divided = True
+            for name, file in self._files.items():
+                file.divide(spans.get(name, ()))
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Copy the files to their ends: the step is sealed."""
@@ -144,6 +199,23 @@ class EarlyCopy:
                     break
                 self._changed.wait(_WAIT)
         return {} if self.is_revoked else {file.name: file for file in self.whole()}
+
+    def finish_partial(self, stop: Callable[[], bool]) -> dict[str, PartialFile]:
+        """Return what was copied of each file, by name; what was not begun yet is left to the caller.
+
+        Nothing is returned if a piece on its way makes no progress for `PATIENCE` seconds: it could still be written.
+        """
+        with self._changed:
+            self._is_divided = True
+            for file in self._files.values():
+                file.leave_rest()
+            until = time.monotonic() + PATIENCE
+            while any(file.copying for file in self._files.values()) and time.monotonic() < until:
+                give_up_if(stop, self.directory.path)
+                self._changed.wait(_WAIT)
+            if self.is_revoked or any(file.copying for file in self._files.values()):
+                return {}
+            return {name: PartialFile(file.path, file.digests) for name, file in self._files.items()}
 
     def whole(self) -> list[CopiedFile]:
         """Return the files that are whole."""
@@ -175,7 +247,8 @@ class EarlyCopy:
                 return
             try:
                 path = f"{self.directory.path}/{note.name}"
-                self._files[note.name] = _EarlyFile(note, source, path)
+                is_divided = self._divide is not None
+                self._files[note.name] = _EarlyFile(note, source, path, is_divided=is_divided)
             except OSError as error:
                 os.close(source)
                 self._fail(error)
@@ -200,13 +273,19 @@ class EarlyCopy:
     def _copy(self, buffer: mmap.mmap, piece: _Piece) -> None:
         if not self.directory.is_valid():
             raise StorageError("its room was taken", path=self.directory.path)
-        with piece.file.read(buffer, piece) as data:
-            write_all_at(piece.file.target, data, piece.offset)
-            if not self._await_turn(piece):
+        file, span = piece.file, Span(piece.offset, piece.length)
+        with file.read(buffer, piece) as data:
+            write_all_at(file.target, data, piece.offset)
+            if file.is_divided:
+                file.digests[span] = digest_bytes(data)
+            elif self._await_turn(piece):
+                file.state.update(data)
+            else:
                 return
-            piece.file.state.update(data)
         with self._changed:
-            piece.file.hashed += piece.length
+            file.hashed += piece.length
+            file.copying -= 1
+            self.copied += piece.length
             self._changed.notify_all()
 
     def _await_turn(self, piece: _Piece) -> bool:
@@ -222,6 +301,11 @@ class EarlyCopy:
         with self._changed:
             self.failure = self.failure or str(error)
             self._changed.notify_all()
+
+
+def _cut(size: int) -> Iterator[Span]:
+    for offset in range(0, size, PIECE):
+        yield Span(offset, min(PIECE, size - offset))
 
 
 def _open_source(attempt_path: str, note: WriteProgress) -> int | None:

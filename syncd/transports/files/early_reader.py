@@ -93,6 +93,13 @@ class EarlyReader(PieceReader):
             self._behind.copy(wanted, target, stop)
             return
         with contextlib.closing(held.copy):
+            if self.is_shared:
+                partial = held.copy.finish_partial(stop)
+                size = sum(span.length for file in partial.values() for span in file.digests)
+                self._behind.add_unused(held.copy.copied - size)
+                self._report("debug", "early_copy_used", step=held.key.step, bytes=size)
+                self._behind.copy(replace(wanted, partial=partial), target, stop)
+                return
             whole = held.copy.finish(stop)
             early = {record for record in wanted.records if _is_same(record, whole.get(record.name))}
             rest = [record for record in wanted.records if record not in early]
@@ -221,7 +228,8 @@ class EarlyReader(PieceReader):
         self._tried.add(key)
         directory = self._stage.open_early(*key)
         if directory is not None:
-            self._held = _Held(key, self._job.attempt(*key), EarlyCopy(directory), time.monotonic())
+            copy = EarlyCopy(directory, self._behind.share if self.is_shared else None)
+            self._held = _Held(key, self._job.attempt(*key), copy, time.monotonic())
             self._follow(self._held)
 
     def _follow(self, held: _Held) -> None:
@@ -234,6 +242,7 @@ class EarlyReader(PieceReader):
     def _drop(self, held: _Held, drop: Drop) -> None:
         if self._give_up(held):
             held.copy.close()
+            self._behind.add_unused(held.copy.copied)
             self._wasted += drop.is_waste
             self._report("debug", "early_copy_dropped", step=held.key.step, reason=drop.reason)
 

@@ -7,13 +7,14 @@ Imports no torch.
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from syncd.errors import ConfigError
 from syncd.protocol.disk import Disk
 from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import Header
 from syncd.registered import registered
 from syncd.transports.files.copy_files import copy_files
 
@@ -26,6 +27,24 @@ ReportEvent = Callable[..., None]
 """Hears an event: its level, its name, and its fields as keywords."""
 
 
+class Span(NamedTuple):
+    """Bytes of a file that follow each other."""
+
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+class PartialFile(NamedTuple):
+    """A file of the stage that has some of its bytes."""
+
+    path: str
+    digests: Mapping[Span, str]  # of the spans that it has
+
+
 @dataclass(frozen=True, slots=True)
 class WantedFiles:
     """The files of one step that a stage wants."""
@@ -34,6 +53,8 @@ class WantedFiles:
     directory: str  # the directory there that the names of the files are relative to
     records: Sequence[FileRecord]
     digest: str  # of the step's manifest, which identifies the step on every host
+    # What this host copied before the step was published, by the name of the file; the reader may move it.
+    partial: Mapping[str, PartialFile] = field(default_factory=dict)
 
 
 class PieceReader(ABC):
@@ -69,6 +90,19 @@ class PieceReader(ABC):
         """
         del links, stop
         yield None
+
+    def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[Span]]:
+        """Return what this host copies of shard files before their step is published, if `is_shared`.
+
+        Args:
+            headers: Of all shard files of the step, by their names.
+        """
+        del headers
+        return {}
+
+    def add_unused(self, size: int) -> None:
+        """Count bytes that were copied from the file system before their step was published, and are of no use."""
+        del size
 
     def awaited(self, wanted: WantedFiles) -> int | None:
         """Return what another process of this host has copied of files before they were published.

@@ -51,6 +51,7 @@ class StepSave:
     has_changes: bool = False  # whether the step is stored as changes, or has a shortcut
     leaves_notes: bool = True  # whether somebody may want to know how far this rank's shard is
     notes: ProgressNotes | None = None  # tell that
+    has_tiles: bool = False  # whether a step that is stored whole has the tables of its tiles in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,8 @@ class SaveFiles:
     def write_streamed(self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None]) -> bool:
         """Write a step whole while its tensors are walked; return whether it is sealed and announced."""
         save.writer.begin()
-        digest = ShardDigest(layout, check=self._check)
-        shards = self._write_shard(save, layout, put, digest)
-        return self._seal(save, shards, self._companions(save)[0])
+        shards, roots = self._write_with_root(save, layout, put, has_root=save.has_tiles)
+        return self._seal(save, shards, self._companions(save)[0], roots=roots)
 
     def write(
         self, save: StepSave, share: Share, sealed: SealedShare | None = None, storage: Storage = WHOLE
@@ -108,7 +108,7 @@ class SaveFiles:
         save.writer.begin()
         save.has_changes = sealed is not None and storage.parent is not None
         if sealed is None or storage.parent is None:
-            return self._write_whole(save, share, has_root=storage.keeps)
+            return self._write_whole(save, share, has_root=storage.keeps or save.has_tiles)
         with self._encoding(share, sealed.share) as encoding:
             work = self._write_delta if storage.is_delta else self._write_with_shortcut
             return work(save, share, storage, encoding)
@@ -165,12 +165,18 @@ class SaveFiles:
     def _write_copied(
         self, save: StepSave, share: Share, *, has_root: bool
     ) -> tuple[list[FileRecord], list[ShardRoots]]:
-        digest = ShardDigest(share.layout, check=self._check, has_root=has_root)
         begun = self._clock.monotonic()
         put = partial(put_all, share.data, share.layout.data_size)
-        shards = self._write_shard(save, share.layout, put, digest)
+        written = self._write_with_root(save, share.layout, put, has_root=has_root)
         whole = TimedBytes(share.layout.size, self._clock.monotonic() - begun)
         self.times = self.times._replace(whole=whole)
+        return written
+
+    def _write_with_root(
+        self, save: StepSave, layout: ShardLayout, put: Callable[[ShardWriter], None], *, has_root: bool
+    ) -> tuple[list[FileRecord], list[ShardRoots]]:
+        digest = ShardDigest(layout, check=self._check, has_root=has_root)
+        shards = self._write_shard(save, layout, put, digest)
         roots = [ShardRoots(record.name, digest.root) for record in shards if digest.root]
         if roots:
             save.writer.tiles(self._number, {shard.name: digest.tile_records for shard in roots})

@@ -12,6 +12,7 @@ from syncd.errors import SyncdError
 from syncd.extras import install_command, missing_packages
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.tile_table import READS_TILES
 from syncd.protocol.write_progress import READS_EARLY
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, Export, SendContext, Sent, StepContent, WeightSender
@@ -106,7 +107,8 @@ class FilesSender(WeightSender):
     def send(self, step: int, attempt: str, content: StepContent, copy: MemoryCopy | None = None) -> None:
         """Begin to write a step; with a copy, write the same files into it."""
         self._attempt = step, attempt
-        self._saver.leaves_notes = self.ranks.broadcast(self._is_read_early())
+        reads = self.ranks.broadcast(self._reads())
+        self._saver.leaves_notes, self._saver.has_tiles = READS_EARLY in reads, READS_TILES in reads
         begin = self._saver.copy if self._stores_deltas else self._saver.save
         if self._chooser is not None and self._stores_deltas and not self._saver.is_writing:
             self._chooser.begin(self._saver.state())
@@ -149,10 +151,11 @@ class FilesSender(WeightSender):
             if self._chooser is not None:
                 self._chooser.close()
 
-    def _is_read_early(self) -> bool:
-        """Return whether an explorer copies steps while they are written, by what the last heartbeat has read."""
+    def _reads(self) -> set[str]:
+        """Return what explorers take beside steps that are stored whole, by what the last heartbeat has read."""
         explorers = self._client.explorers.last().values() if self._client else ()
-        return any(READS_EARLY in one.reads and one.status is not RunningStatus.STOPPED for one in explorers)
+        living = (one for one in explorers if one.status is not RunningStatus.STOPPED)
+        return {name for one in living for name in one.reads}
 
     def _release(self) -> None:
         """Let the step go that the last one is stored as changes of: no save is in flight."""

@@ -87,6 +87,8 @@ class StepSaver:
         self._encoded_ago = 0
         self.leaves_notes = True
         """Whether the next save says how far it is, for explorers that read it meanwhile."""
+        self.has_tiles = False
+        """Whether it has the tables of its tiles in any case, for hosts that divide it among them."""
         self.sent: Sent | None = None
         """The result of the last save that this rank has finished."""
 
@@ -157,8 +159,11 @@ class StepSaver:
         begun = self._clock.monotonic()
         if self._mode == "stream":
             self._plan(tensors)
-        files, notes = companions or {}, self.leaves_notes
-        save = StepSave(writer, self._walk(tensors), files, copy, probe, begun, leaves_notes=notes)
+        has_tiles = self.has_tiles and self._base is None
+        save = StepSave(
+            writer, self._walk(tensors), companions or {}, copy, probe, begun, has_tiles=has_tiles
+        )
+        save.leaves_notes = self.leaves_notes
         if self._mode == "background":
             save.share = self._copied(save)
         self._begun = save

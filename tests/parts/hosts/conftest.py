@@ -37,12 +37,13 @@ class CountingDisk(LocalDisk):
 class Host:
     """A follower's way to a version."""
 
-    def __init__(self, fleet, number, peers="127.0.0.1:0"):
+    def __init__(self, fleet, number, peers="127.0.0.1:0", *, early=False):
         self.disk, self.told = CountingDisk(), []
         self.client = Client.open(fleet.root, "explorer", f"e{number}", disk=self.disk)
-        options = FollowOptions(stage=str(fleet.place / f"stage{number}"), peers=peers)
+        options = FollowOptions(stage=str(fleet.place / f"stage{number}"), peers=peers, early=early)
         self.fetcher = Fetcher(self.client, FakeHook(FakeEngine()), options, lambda: False, self._tell)
-        self.reader = self.fetcher._reader
+        self.early = self.fetcher._reader if early else None
+        self.reader = self.early._behind if early else self.fetcher._reader
         self.reader._is_auto = False
         self.held = self.error = None
 

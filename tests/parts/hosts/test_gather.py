@@ -28,7 +28,7 @@ def gather(place, name, me=HOSTS[0]):
     pieces = tuple(Piece(0, number, 1, parts) for number in range(COUNT))
     plan = PiecePlan((PlannedFile(name, f"/nowhere/{name}", COUNT),), pieces)
     live = LivePieces(str(place), "copy", f"xxh3_128:{name:0>16}", str(place), [name], COUNT)
-    made = Gather(plan, Together(HOSTS, me, "", "copy/0"), LocalDisk(), str(place), live)
+    made = Gather(plan, Together(HOSTS, me, "", "copy/0"), LocalDisk(), str(place), live, {})
     made._begun = made._moved_on = 0.0
     for number in range(COUNT):
         made._enqueue(number)

@@ -152,7 +152,9 @@ def work(tmp_path):
     record = FileRecord("f", len(content), digest_bytes(content))
     live = LivePieces(str(tmp_path), "copy", "xxh3_128:0123456789abcdef", str(tmp_path / "t"), ["f"], 1)
     (tmp_path / "t").mkdir()
-    made = PiecesInWork(plan_copy("/nowhere", [record], None), str(tmp_path / "t"), live, lambda number: None)
+    made = PiecesInWork(
+        plan_copy("/nowhere", [record], None), str(tmp_path / "t"), live, lambda number: None, {}
+    )
     yield made
     made.close()
     live.close()
