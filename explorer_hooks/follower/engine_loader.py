@@ -206,8 +206,8 @@ class EngineLoader:
         except (LoadFailedError, RefusedError) as error:
             if not self._fetcher.reject():
                 raise
-            self._reporter.event("warning", "memory_load_failed", reason=str(error))
-        return self._try(wanted, timings, at_once=at_once)  # the copy in memory failed: load the files
+            self._reporter.event("warning", "copy_load_failed", reason=str(error))
+        return self._try(wanted, timings, at_once=at_once)  # the copy on this host failed: load the files
 
     def _try(self, wanted: Version | int, timings: LoadTimings, *, at_once: bool) -> HeldDirectory | None:
         with contextlib.ExitStack() as undo:
@@ -232,7 +232,7 @@ class EngineLoader:
         """Return a version's files, which are fetched already if it has waited for a gate."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
-            return self._fetcher.fetch(wanted, timings)
+            return self._fetcher.fetch(wanted, timings, can_go_back=self._engine.good is not None)
         held, spent = waiting
         timings.update(spent)
         return held

@@ -215,7 +215,7 @@ class Fetcher:
     ) -> None:
         if "directory" not in hook.takes:
             raise ConfigError(f"the hook {hook.name} loads no directories, so it cannot follow versions")
-        self._client = client
+        self._client, self._checks_content = client, hook.checks_content
         self._stage = HostStage(options.stage, client.job.root, client.clock) if options.stage else None
         self._reader = _open_reader(options, client, self._stage, report)
         of_reader = {READS_EARLY: options.early, READS_TILES: self._reader.is_shared}
@@ -229,7 +229,15 @@ class Fetcher:
         self._files = FilesReceiver(client, wanted, self._stage, self._reader)
         self._publish_reads()
 
-    def fetch(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
+    def fetch(
+        self, wanted: Version | int, timings: LoadTimings, *, can_go_back: bool = False
+    ) -> HeldDirectory:
+        """Return the files of a version.
+
+        Args:
+            can_go_back: Whether the engine has a version to go back to if damage is found while it loads this one.
+        """
+        self._files.hook_checks = self._checks_content and can_go_back
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(wanted))
             try:
@@ -246,7 +254,7 @@ class Fetcher:
 
     def reject(self) -> bool:
         """Never use again the copy that was fetched last; return whether another receiver can be asked instead."""
-        return any(receiver.reject() for receiver in self._nearer)
+        return any(receiver.reject() for receiver in (*self._nearer, self._files))
 
     def sweep(self) -> None:
         """Remove the staged copies that no process of this host uses."""

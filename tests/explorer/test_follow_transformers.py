@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,87 @@ def test_each_generation_uses_one_published_version_and_never_a_damaged_one(scen
             thread.join(WAIT)
     assert wrong == []
     assert follower.applied == (1, 4)
+
+
+class FailingAtTwo(TransformersHook):
+    """A model that cannot load step 2 for a reason of its own."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.loads = []
+
+    def load(self, target):
+        self.loads.append(target.version.pair)
+        if target.version.step == 2:
+            raise RuntimeError("out of memory")
+        super().load(target)
+
+
+def read_once(monkeypatch):
+    monkeypatch.setattr(
+        "syncd.transports.files.stage.check_copy", lambda *_: pytest.fail("it was hashed before")
+    )
+
+
+@pytest.fixture
+def followers(scene, tmp_path):
+    """Return two followers that share a stage and run a version, and the hook of the second."""
+    hooks = [TransformersHook(tiny(0)) for _ in range(2)]
+    stage = str(tmp_path / "stage")
+    first, other = [scene.follow(f"e{number}", hook, stage=stage) for number, hook in enumerate(hooks)]
+    publish(scene, 1)
+    assert [follower.turn(0.0).kind for follower in (first, other)] == ["applied", "applied"]
+    return first, other, hooks[1]
+
+
+def staged_by(follower, scene, tmp_path, step):
+    publish(scene, step)
+    assert follower.turn(0.0).kind == "applied"
+    return shard_of(tmp_path, step)
+
+
+def shard_of(tmp_path, step):
+    (path,) = (tmp_path / "stage").glob(f"*/1.{step}-*/model-00001-of-00001.safetensors")
+    return path
+
+
+@pytest.mark.fault("a staged copy that another process has changed is loaded")
+def test_a_copy_of_another_process_is_hashed_while_it_is_loaded_and_made_again(scene, followers, tmp_path):
+    first, other, hook = followers
+    path = staged_by(first, scene, tmp_path, 2)
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    assert other.turn(0.0).kind == "applied"
+    assert torch.equal(log_probs(hook.model), log_probs(tiny(2)))
+    assert {"copy_load_failed", "stage_copy_damaged"} <= set(scene.names())
+    made_again = shard_of(tmp_path, 2)
+    assert made_again.read_bytes() == Path(scene.payload(2), path.name).read_bytes()
+
+
+def test_a_whole_copy_of_another_process_is_read_once(scene, followers, tmp_path, monkeypatch):
+    first, other, hook = followers
+    staged_by(first, scene, tmp_path, 2)
+    read_once(monkeypatch)
+    assert other.turn(0.0).kind == "applied"
+    assert torch.equal(log_probs(hook.model), log_probs(tiny(2)))
+
+
+def test_an_engine_that_could_not_go_back_is_not_touched_by_a_damaged_copy(scene, followers, tmp_path):
+    path = staged_by(followers[0], scene, tmp_path, 2)
+    path.write_bytes(bytes(path.stat().st_size))
+    new = scene.follow("e2", TransformersHook(tiny(0)), stage=str(tmp_path / "stage"), retries=1)
+    assert new.turn(0.0).kind == "applied"
+    assert "stage_copy_damaged" in scene.names()
+    assert "copy_load_failed" not in scene.names()
+
+
+def test_a_load_that_fails_for_another_reason_leaves_the_copy(scene, followers, tmp_path):
+    hook = FailingAtTwo(tiny(0))
+    failing = scene.follow("e2", hook, stage=str(tmp_path / "stage"), retries=1)
+    assert failing.turn(0.0).kind == "applied"
+    path = staged_by(followers[0], scene, tmp_path, 2)
+    assert failing.turn(0.0).kind != "applied"
+    assert hook.loads.count((1, 2)) == 1
+    assert path.exists()
+    assert "copy_load_failed" not in scene.names()

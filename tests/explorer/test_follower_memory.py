@@ -105,7 +105,7 @@ def test_a_failed_load_from_memory_falls_back_to_files_in_the_same_turn(scene):
     scene.engine.fails["load"] = 1
     applied(scene, follower, 2)
     assert scene.paths()[1:] == [scene.copy(manifest), scene.payload(2)]
-    assert "memory_load_failed" in scene.names()
+    assert "copy_load_failed" in scene.names()
     assert scene.presence().info["loaded"]["source"] == "files"
     assert owned_copies(scene) == []
     third = scene.publish(3)
@@ -148,7 +148,7 @@ def test_a_model_in_this_process_replaces_a_damaged_copy_by_the_files(scene):
     manifest = scene.publish(2)
     damaged(shard_of(scene.place, manifest))
     applied(scene, follower, 2)
-    assert "memory_load_failed" in scene.names()
+    assert "copy_load_failed" in scene.names()
     expected = torch.tensor([(2 + place) % 251 for place in range(4 * 8 * 4)], dtype=torch.uint8)
     assert torch.equal(model.layer.get_parameter("1.weight").detach().view(torch.uint8).reshape(-1), expected)
 

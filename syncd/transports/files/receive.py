@@ -74,6 +74,10 @@ class FilesReceiver(DirectoryReceiver):
         self._scratch: HostStage | None = None
         self._is_full = False
         self._came_from = ""
+        self.hook_checks = False
+        """Whether the hook hashes a staged copy while it loads it, so that it is not hashed before."""
+        self._unchecked: StageSource | None = None
+        """How the copy was got that the hook is to hash."""
         self._missing_for_deltas = missing_packages("delta")
         self._has_warned = False
         if stage is None:
@@ -105,6 +109,16 @@ class FilesReceiver(DirectoryReceiver):
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
             scratch.close()
+
+    def reject(self) -> bool:
+        """Return whether the staged copy that was found last is damaged; it is removed, and can be made again."""
+        source, self._unchecked = self._unchecked, None
+        if source is None or self._stage is None:
+            return False
+        copy = self._stage.find_whole(source, self._options.stop, self._options.report)
+        if copy is not None:
+            copy.close()
+        return copy is None
 
     def find_unchecked(self, leased: "Leased") -> HeldDirectory:
         """Return the directory of a version that an engine runs already; its content is checked when it is used."""
@@ -154,7 +168,7 @@ class FilesReceiver(DirectoryReceiver):
         staged = self._staged(self._stage_source(leased, payload, self._stage), timings)
         with timings.part("verify"):
             if staged is not None:
-                return self._held_copy(leased.version, staged, payload)
+                return self._held_copy(leased.version, staged, payload, verified=staged.is_checked)
             checked = self._checked(leased.version, self._disk, leased.path, payload)
         manifest = leased.manifest
         if self._options.changes and manifest and manifest.shortcut and not self._missing_for_deltas:
@@ -178,7 +192,7 @@ class FilesReceiver(DirectoryReceiver):
             read_manifest(self._disk, self._client.job.step(version.step))  # removed: that is why
             raise
         with timings.part("verify"):
-            return self._held_copy(version, staged, payload)
+            return self._held_copy(version, staged, payload, verified=staged.is_checked)
 
     def _find_changes(self, leased: "Leased", manifest: Manifest, timings: LoadTimings) -> HeldDirectory:
         """Return a delta without its files, for a hook that takes changes; its links stay leased with it."""
@@ -213,7 +227,7 @@ class FilesReceiver(DirectoryReceiver):
             raise RefusedError(message, path=error.path, hint=hint) from error
 
     def _held_copy(
-        self, version: Version, staged: StagedCopy, payload: PayloadFiles, *, verified: bool = True
+        self, version: Version, staged: StagedCopy, payload: PayloadFiles, *, verified: bool
     ) -> HeldDirectory:
         """Return a staged copy as a version that hooks load; unless `verified`, it is hashed when it is used."""
         with contextlib.ExitStack() as undo:
@@ -268,12 +282,12 @@ class FilesReceiver(DirectoryReceiver):
                 return None
 
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
-        before = self._reader.bytes_by_source().get(_PEERS, 0)
+        before, options = self._reader.bytes_by_source().get(_PEERS, 0), self._options
         try:
-            staged = stage.provide(source, self._options.stop, self._options.report)
+            staged = stage.provide(source, options.stop, options.report, check=not self.hook_checks)
         except StageFullError:
             self._is_full = True
             raise
-        self._is_full = False
+        self._is_full, self._unchecked = False, None if staged.is_checked else source
         self._came_from = _PEERS if self._reader.bytes_by_source().get(_PEERS, 0) > before else ""
         return staged

@@ -10,7 +10,8 @@ the next one takes over, and its unfinished copy is removed.
 Nothing is synced to disk: copies of an earlier boot are never used.
 
 A lock keeps nobody from writing, and times of files prove nothing: a write through a mapping of a tmpfs leaves them
-as they are. So a process hashes each copy that it did not make itself, every time that it gets one.
+as they are. So a process hashes each copy that it did not make itself, every time that it gets one, or while it
+loads it.
 
 The newest copy that nobody uses outlives a start: the next version may be stored as changes of it.
 """
@@ -88,6 +89,7 @@ class StagedCopy:
 
     def __init__(self, path: str, held: FileLock) -> None:
         self.path, self._held = path, held
+        self.is_checked = False  # whether this process has made or hashed it
 
     @property
     def is_current(self) -> bool:
@@ -176,6 +178,8 @@ class HostStage:
         source: StageSource,
         stop: Callable[[], bool] = lambda: False,
         report: Callable[..., None] = lambda *_, **__: None,
+        *,
+        check: bool = True,
     ) -> StagedCopy:
         """Return a whole copy: an existing one, one that another process finishes meanwhile, or a new one.
 
@@ -183,6 +187,7 @@ class HostStage:
 
         Args:
             report: Hears of an existing copy that is damaged, and removed.
+            check: Whether an existing copy is hashed; else its `is_checked` is false.
         """
         seen, since = (-1, 0), self._clock.monotonic()
         while True:
@@ -192,7 +197,7 @@ class HostStage:
                 seen, since = progress, now
             if now - since >= self._stalled:
                 break
-            copy = self._find_whole(source, stop, report)
+            copy = self.find_whole(source, stop, report) if check else self.find(source)
             if copy is None and awaited is None:
                 copy = self._copy_or_none(source.key, source, stop)
             if copy is not None:
@@ -296,7 +301,7 @@ class HostStage:
         with contextlib.suppress(OSError):
             os.rmdir(self._own)
 
-    def _find_whole(
+    def find_whole(
         self, source: StageSource, stop: Callable[[], bool], report: Callable[..., None]
     ) -> StagedCopy | None:
         """Return the copy if it exists, hashed now; one that is damaged is removed."""
@@ -312,6 +317,7 @@ class HostStage:
         except BaseException:
             copy.close()
             raise
+        copy.is_checked = True
         return copy
 
     def _copy_or_none(self, key: str, source: StageSource, stop: Callable[[], bool]) -> StagedCopy | None:
@@ -329,7 +335,10 @@ class HostStage:
         except BaseException:
             held.remove()
             raise
-        return _existing(path, held) if held.share() else None
+        copy = _existing(path, held) if held.share() else None
+        if copy is not None:
+            copy.is_checked = True
+        return copy
 
     def _copy_alone(self, source: StageSource, stop: Callable[[], bool]) -> StagedCopy:
         # No other process knows this name, so the copy is only missing if a person removed it.
