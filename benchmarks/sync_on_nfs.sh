@@ -11,3 +11,5 @@ python=.venv/bin/python
 mkdir -p /dev/shm/stage
 $python benchmarks/sync.py --gib 0.0625 --rounds 2 --readers 1,4,8 --dir "$A" --reader-dir "$B" --stage /dev/shm/stage \
   --json "$OUT/sync.json" >"$OUT/sync.txt" 2>&1
+$python benchmarks/sync_bound.py --gib 0.0625 --rounds 3 --dir "$A" --reader-dir "$B" --stage /dev/shm/stage \
+  --json "$OUT/bound.json" >"$OUT/bound.txt" 2>&1

@@ -237,7 +237,7 @@ class Fetcher:
         Args:
             can_go_back: Whether the engine has a version to go back to if damage is found while it loads this one.
         """
-        self._files.hook_checks = self._checks_content and can_go_back
+        self._files.begin(hook_checks=self._checks_content and can_go_back)
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(wanted))
             try:

@@ -37,6 +37,7 @@ _CROWD = 32
 _READ = 1 << 20
 _JUDGE = 0.2
 _PAUSE = 0.1
+_TICK = 1e-6
 _TOGETHER = 0.05  # seconds whose answers are noted as one
 
 
@@ -93,7 +94,8 @@ class Gather:
         self._plan, self._together, self._disk = plan, together, disk
         self._work = PiecesInWork(plan, target, live, self._note_proven, partial)
         self._changed = threading.Condition()
-        self._left = live.marks.count(0)
+        missing = [piece.length for number, piece in enumerate(plan.pieces) if not self._work.has(number)]
+        self._left, self._size = len(missing), sum(missing)
         self._queues: dict[str, deque[int]] = {host: deque() for host in (*together.members, together.me)}
         self._vain: defaultdict[int, set[str]] = defaultdict(set)  # hosts that were asked for a piece
         self._reading: set[int] = set()
@@ -115,6 +117,7 @@ class Gather:
         for number in range(len(self._plan.pieces)):
             if not self._work.has(number):
                 self._enqueue(number)
+        self._note_own_read()
         threads = [
             threading.Thread(target=self._guarded, args=(work,), name="pieces", daemon=True)
             for work in self._workers()
@@ -389,7 +392,7 @@ class Gather:
             ended = list[HostRequest]()
             progress = self._progress(now)
             if self.tally.reading and have_most_delivered(progress.values()):
-                late = late_hosts(progress, self._plan.size, now - self._begun, is_coarse=is_coarse)
+                late = late_hosts(progress, self._size, now - self._begun, is_coarse=is_coarse)
                 ended += (request for host, keep in late.items() for request in self._take_from(host, keep))
         for request in ended:
             request.end()
@@ -408,7 +411,7 @@ class Gather:
         left = {
             host: 0 if host == me else self._left_of(host) for host in self._flying if host not in removed
         }
-        since = now - watched_for(sum(left.values()), self._plan.size, now - self._begun)
+        since = now - watched_for(sum(left.values()), self._size, now - self._begun)
         return {
             host: HostProgress(
                 left[host],
@@ -446,9 +449,13 @@ class Gather:
         del number
         with self._changed:
             self._left -= 1
-            if not self._queues[self._together.me] and not self.tally.reading:
-                self.tally.reading = time.monotonic() - self._begun
+            self._note_own_read()
             self._changed.notify_all()
+
+    def _note_own_read(self) -> None:
+        """Note when this host's own share was read: at once if it was copied early."""
+        if not self._queues[self._together.me] and not self.tally.reading:
+            self.tally.reading = max(time.monotonic() - self._begun, _TICK)
 
 
 def _spans_of(plan: PiecePlan, file: int) -> list[tuple[int, int, int]]:

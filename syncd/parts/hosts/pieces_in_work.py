@@ -65,7 +65,8 @@ class PiecesInWork:
         self._claims: dict[int, int] = {}
         self._numbers = itertools.count(1)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        moved = {name: file for name, file in partial.items() if _is_moved(file.path, f"{target}/{name}")}
+        planned = {file.name: partial[file.name] for file in plan.files if file.name in partial}
+        moved = {name: file for name, file in planned.items() if _is_moved(file.path, f"{target}/{name}")}
         self._files = [
             _open_file(f"{target}/{file.name}", file.size, is_new=file.name not in moved)
             for file in plan.files

@@ -74,7 +74,7 @@ class HostsReader(PieceReader):
         self._live: list[LivePieces] = []
         self._kept: dict[str, FileLock] = {}  # of containers, by their directory
         self._server: PieceServer | None = None
-        self._bytes = {"origin": 0, "peers": 0}
+        self._bytes, self._counting = {"origin": 0, "peers": 0}, threading.Lock()
         self._is_over_budget = False
         self._rate: float | None = None
         self._tokens = _CachedToken(lambda: read_token(self._client.job))
@@ -114,7 +114,12 @@ class HostsReader(PieceReader):
         return dict(shares)
 
     def add_unused(self, size: int) -> None:
-        self._bytes["origin"] += size
+        self._add(origin=size, peers=0)
+
+    def _add(self, *, origin: int, peers: int) -> None:
+        with self._counting:  # two threads read
+            self._bytes["origin"] += origin
+            self._bytes["peers"] += peers
 
     def copy_made(
         self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
@@ -274,10 +279,9 @@ class HostsReader(PieceReader):
             self._count(running.result())
 
     def _count(self, tally: Tally) -> None:
-        self._bytes["origin"] += tally.origin
-        self._bytes["peers"] += tally.peers
-        if tally.seconds and tally.origin > tally.early:
-            self._rate = (tally.origin - tally.early) / (tally.reading or tally.seconds)
+        self._add(origin=tally.origin, peers=tally.peers)
+        if tally.seconds and tally.origin and not tally.early:
+            self._rate = tally.origin / (tally.reading or tally.seconds)
         if tally.removed:
             self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
         self._is_over_budget = tally.is_over_budget

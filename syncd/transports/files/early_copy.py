@@ -33,6 +33,7 @@ PIECE = 8 << 20
 _ALIGN = 4096
 PATIENCE = 10.0
 _PREFIX = 8  # bytes that have the length of a header
+_FIRST_READ = 64 << 10
 _WAIT, _JOIN = 0.1, 5.0
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -52,6 +53,7 @@ class _Piece(NamedTuple):
     file: "_EarlyFile"
     offset: int
     length: int
+    is_header: bool = False
 
 
 class _EarlyFile:
@@ -67,6 +69,8 @@ class _EarlyFile:
         self.available = self.copying = self.hashed = 0
         self.state, self.digests = hasher(DEFAULT), dict[Span, str]()
         self.is_divided = is_divided
+        self.header: Header | None = None
+        self._header_length = _FIRST_READ if is_divided else 0  # bytes of it that are read next
         self._todo = deque(() if is_divided else _cut(note.size))
 
     @property
@@ -85,18 +89,28 @@ class _EarlyFile:
         self._todo.clear()
 
     def take(self) -> _Piece | None:
+        if self._header_length:
+            return self._take_header()
         if not self._todo or self._todo[0].end > self.available:
             return None
         self.copying += 1
         return _Piece(self, *self._todo.popleft())
 
-    def read_header(self, buffer: mmap.mmap) -> Header | None:
-        """Return the header, None while it is not written, or if it is larger than a piece."""
-        length = min(self.available, PIECE)
-        with self.read(buffer, _Piece(self, 0, length)) as data:
-            if length <= _PREFIX or _PREFIX + int.from_bytes(data[:_PREFIX], "little") > length:
-                return None
-            return parse_header(bytes(data), self.size, self.path)
+    def _take_header(self) -> _Piece | None:
+        length = min(self._header_length, self.size)
+        if length > self.available:
+            return None
+        self._header_length = 0
+        self.copying += 1
+        return _Piece(self, 0, length, is_header=True)
+
+    def add_header(self, data: memoryview) -> None:
+        """Take what was read of the header; more is asked for unless it is larger than a piece."""
+        length = _PREFIX + int.from_bytes(data[:_PREFIX], "little")
+        if length <= len(data):
+            self.header = parse_header(bytes(data), self.size, self.path)
+        elif length <= min(PIECE, self.size):
+            self._header_length = length
 
     def read(self, buffer: mmap.mmap, piece: _Piece) -> memoryview:
         """Return a piece, read past the page cache where that can be: there it is never older than the file."""
@@ -157,15 +171,10 @@ class EarlyCopy:
             self._divide_files(self._divide, max((note.world_size for note in notes), default=0))
 
     def _divide_files(self, divide: Divide, writers: int) -> None:
-        if not len(self._files) == writers > 0:
+        with self._changed:
+            headers = {name: file.header for name, file in self._files.items() if file.header is not None}
+        if not len(headers) == writers > 0:
             return
-        headers = dict[str, Header]()
-        with contextlib.closing(mmap.mmap(-1, PIECE)) as buffer:
-            for name, file in self._files.items():
-                header = file.read_header(buffer)
-                if header is None:
-                    return
-                headers[name] = header
         spans = divide(headers)
         with self._changed:
             if self._is_divided:  # it ended meanwhile
@@ -210,12 +219,16 @@ class EarlyCopy:
             for file in self._files.values():
                 file.leave_rest()
             until = time.monotonic() + PATIENCE
-            while any(file.copying for file in self._files.values()) and time.monotonic() < until:
+            while self._is_copying and not self.is_revoked and time.monotonic() < until:
                 give_up_if(stop, self.directory.path)
                 self._changed.wait(_WAIT)
-            if self.is_revoked or any(file.copying for file in self._files.values()):
+            if self.is_revoked or self._is_copying:
                 return {}
             return {name: PartialFile(file.path, file.digests) for name, file in self._files.items()}
+
+    @property
+    def _is_copying(self) -> bool:
+        return any(file.copying for file in self._files.values())
 
     def whole(self) -> list[CopiedFile]:
         """Return the files that are whole."""
@@ -275,15 +288,18 @@ class EarlyCopy:
             raise StorageError("its room was taken", path=self.directory.path)
         file, span = piece.file, Span(piece.offset, piece.length)
         with file.read(buffer, piece) as data:
-            write_all_at(file.target, data, piece.offset)
-            if file.is_divided:
-                file.digests[span] = digest_bytes(data)
-            elif self._await_turn(piece):
-                file.state.update(data)
+            if piece.is_header:
+                file.add_header(data)
             else:
-                return
+                write_all_at(file.target, data, piece.offset)
+                if file.is_divided:
+                    file.digests[span] = digest_bytes(data)
+                elif self._await_turn(piece):
+                    file.state.update(data)
+                else:
+                    return
         with self._changed:
-            file.hashed += piece.length
+            file.hashed += 0 if piece.is_header else piece.length
             file.copying -= 1
             self.copied += piece.length
             self._changed.notify_all()

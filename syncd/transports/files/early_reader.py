@@ -229,8 +229,8 @@ class EarlyReader(PieceReader):
         directory = self._stage.open_early(*key)
         if directory is not None:
             copy = EarlyCopy(directory, self._behind.share if self.is_shared else None)
-            self._held = _Held(key, self._job.attempt(*key), copy, time.monotonic())
-            self._follow(self._held)
+            held = self._held = _Held(key, self._job.attempt(*key), copy, time.monotonic())
+            self._follow(held)
 
     def _follow(self, held: _Held) -> None:
         attempt = self._attempts.get(held.key)

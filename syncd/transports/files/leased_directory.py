@@ -54,7 +54,7 @@ ReportEvent = Callable[..., None]  # hears an event: its level, its name, and it
 @dataclass(frozen=True, slots=True)
 class DirectoryOptions:
     kinds: frozenset[str] = frozenset({"weights"})  # the kinds of version that can be loaded
-    # How closely a version is checked. Copies in a stage are always checked in full.
+    # How closely a version is checked. Copies in a stage are always checked in full, by this process or its hook.
     verify: Verification = Verification.CONTENT
     # Polled while files are read; once it returns true, the receiver gives up.
     stop: Callable[[], bool] = lambda: False

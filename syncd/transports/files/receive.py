@@ -74,8 +74,7 @@ class FilesReceiver(DirectoryReceiver):
         self._scratch: HostStage | None = None
         self._is_full = False
         self._came_from = ""
-        self.hook_checks = False
-        """Whether the hook hashes a staged copy while it loads it, so that it is not hashed before."""
+        self._hook_checks = False
         self._unchecked: StageSource | None = None
         """How the copy was got that the hook is to hash."""
         self._missing_for_deltas = missing_packages("delta")
@@ -109,6 +108,14 @@ class FilesReceiver(DirectoryReceiver):
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
             scratch.close()
+
+    def begin(self, *, hook_checks: bool) -> None:
+        """Forget what was found last.
+
+        Args:
+            hook_checks: Whether the hook hashes a staged copy while it loads it, so that it is not hashed before.
+        """
+        self._hook_checks, self._unchecked = hook_checks, None
 
     def reject(self) -> bool:
         """Return whether the staged copy that was found last is damaged; it is removed, and can be made again."""
@@ -284,7 +291,7 @@ class FilesReceiver(DirectoryReceiver):
     def _stage_copy(self, stage: HostStage, source: StageSource) -> StagedCopy:
         before, options = self._reader.bytes_by_source().get(_PEERS, 0), self._options
         try:
-            staged = stage.provide(source, options.stop, options.report, check=not self.hook_checks)
+            staged = stage.provide(source, options.stop, options.report, check=not self._hook_checks)
         except StageFullError:
             self._is_full = True
             raise

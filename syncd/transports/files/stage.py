@@ -183,7 +183,7 @@ class HostStage:
     ) -> StagedCopy:
         """Return a whole copy: an existing one, one that another process finishes meanwhile, or a new one.
 
-        This process has made it or hashed it, in this call.
+        This process has made it or hashed it, in this call, unless `check` is false.
 
         Args:
             report: Hears of an existing copy that is damaged, and removed.

@@ -27,6 +27,7 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.tile_table import decode_tiles, encode_tiles, read_tiles
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
+from syncd.transports.files.piece_reader import PartialFile, Span
 
 
 @pytest.fixture
@@ -158,6 +159,29 @@ def work(tmp_path):
     yield made
     made.close()
     live.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_proven"),
+    [("f", b"right", True), ("f", b"wrong", False), ("other", b"right", False)],
+)
+def test_only_what_is_planned_and_matches_is_taken_of_what_was_copied_early(
+    tmp_path, name, content, is_proven
+):
+    early, target = tmp_path / "early", tmp_path / "t"
+    early.write_bytes(content)
+    target.mkdir()
+    record = FileRecord("f", 5, digest_bytes(b"right"))
+    live = LivePieces(str(tmp_path), "copy", "xxh3_128:0123456789abcdef", str(target), ["f"], 1)
+    partial = {name: PartialFile(str(early), {Span(0, 5): digest_bytes(content)})}
+    plan = plan_copy("/nowhere", [record], None)
+    made = PiecesInWork(plan, str(target), live, lambda number: None, partial)
+    assert made.has(0) is is_proven
+    made.close()
+    live.close()
+    assert [path.name for path in target.iterdir()] == ["f"]
+    if is_proven:
+        assert (target / "f").read_bytes() == b"right"
 
 
 def test_the_attempt_that_claimed_a_piece_last_writes_it(work, tmp_path):
