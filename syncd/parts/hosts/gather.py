@@ -117,7 +117,8 @@ class Gather:
         for number in range(len(self._plan.pieces)):
             if not self._work.has(number):
                 self._enqueue(number)
-        self._note_own_read()
+        if self.tally.early:
+            self._note_own_read()
         threads = [
             threading.Thread(target=self._guarded, args=(work,), name="pieces", daemon=True)
             for work in self._workers()

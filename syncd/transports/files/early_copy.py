@@ -25,11 +25,15 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.local_disk import write_all_at
 from syncd.protocol.safetensors import Header, parse_header
 from syncd.protocol.write_progress import WriteProgress, shard_path
-from syncd.transports.files.copy_files import THREADS, give_up_if
+from syncd.transports.files.copy_files import give_up_if
 from syncd.transports.files.piece_reader import PartialFile, Span
 from syncd.transports.files.stage import EarlyDirectory
 
 PIECE = 8 << 20
+THREADS = 2
+_READ = 2 << 20
+"""Bytes of one read: where 32 MiB were asked for at once, the connection of an NFS client of one core stalled."""
+
 _ALIGN = 4096
 PATIENCE = 10.0
 _PREFIX = 8  # bytes that have the length of a header
@@ -114,17 +118,22 @@ class _EarlyFile:
 
     def read(self, buffer: mmap.mmap, piece: _Piece) -> memoryview:
         """Return a piece, read past the page cache where that can be: there it is never older than the file."""
-        wanted = memoryview(buffer)[: -(-piece.length // _ALIGN) * _ALIGN]
+        wanted, got = memoryview(buffer)[: -(-piece.length // _ALIGN) * _ALIGN], 0
+        while got < piece.length:
+            count = self._read_some(wanted[got : got + _READ], piece.offset + got)
+            if not count:
+                raise CorruptDataError(f"{got} bytes where {piece.length} were written", path=self.path)
+            got += count
+        return wanted[: piece.length]
+
+    def _read_some(self, memory: memoryview, offset: int) -> int:
         try:
-            got = os.preadv(self.source, [wanted], piece.offset)
+            return os.preadv(self.source, [memory], offset)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            _read_through_cache(self.source)
-            got = os.preadv(self.source, [wanted], piece.offset)
-        if got < piece.length:
-            raise CorruptDataError(f"{got} bytes where {piece.length} were written", path=self.path)
-        return wanted[: piece.length]
+        _read_through_cache(self.source)
+        return os.preadv(self.source, [memory], offset)
 
     def close(self) -> None:
         os.close(self.source)

@@ -87,7 +87,13 @@ def save(fleet, monkeypatch):
 
 
 def copied(hosts):
-    return [host.early._held.copy.copied if host.early._held else 0 for host in hosts]
+    """Return the bytes of the tiles that each host has copied early."""
+    copies = [host.early._held.copy if host.early._held else None for host in hosts]
+    return [sum(span.length for file in files_of(copy) for span in list(file.digests)) for copy in copies]
+
+
+def files_of(copy):
+    return list(copy._files.values()) if copy else []
 
 
 def holds(fleet, hosts, step=1):
