@@ -124,7 +124,6 @@ def shard_of(tmp_path, step):
     return path
 
 
-@pytest.mark.fault("a staged copy that another process has changed is loaded")
 def test_a_copy_of_another_process_is_hashed_while_it_is_loaded_and_made_again(scene, followers, tmp_path):
     first, other, hook = followers
     path = staged_by(first, scene, tmp_path, 2)

@@ -633,10 +633,10 @@ def test_an_engine_that_vanished_during_a_load_is_loaded_again(scene, running):
 def test_a_mount_that_fails_for_a_while_gives_no_version_up(scene, running, monkeypatch, error):
     fetch, failures = Fetcher.fetch, iter([error] * 6)
 
-    def failing(self, wanted, timings):
+    def failing(self, wanted, timings, **options):
         if (found := next(failures, None)) is not None:
             raise found
-        return fetch(self, wanted, timings)
+        return fetch(self, wanted, timings, **options)
 
     monkeypatch.setattr(Fetcher, "fetch", failing)
     scene.publish(2)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from syncd.parts.hosts.pieces import Piece, PiecePlan, PieceProof
 from syncd.parts.hosts.shelf import LivePieces
 from syncd.protocol.local_disk import write_all_at
-from syncd.transports.files.piece_reader import PartialFile, Span
+from syncd.transports.files.piece_reader import ByteSpan, PartialFile
 
 _LOCKS = 64
 
@@ -127,7 +127,7 @@ def _is_moved(path: str, target: str) -> bool:
 
 
 def _matches(piece: Piece, file: PartialFile) -> bool:
-    digest = file.digests.get(Span(piece.offset, piece.length))
+    digest = file.digests.get(ByteSpan(piece.offset, piece.length))
     return [f"{part.kind}:{part.digest}" for part in piece.parts] == [digest]
 
 

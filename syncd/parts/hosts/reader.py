@@ -31,7 +31,7 @@ from syncd.protocol.read_bytes import INFO as READ
 from syncd.protocol.read_bytes import ReadBytes
 from syncd.protocol.safetensors import Header
 from syncd.transports.files.copy_files import copy_files, make_directories
-from syncd.transports.files.piece_reader import PartialFile, PieceReader, ReaderContext, Span, WantedFiles
+from syncd.transports.files.piece_reader import ByteSpan, PartialFile, PieceReader, ReaderContext, WantedFiles
 
 ASKED = 16  # hosts that are asked whether they have all of a step
 
@@ -101,13 +101,15 @@ class HostsReader(PieceReader):
         hosts = self._hosts(members, plan, "copy", wanted.digest) if token else [self.address]
         self._gather("copy", plan, wanted.digest, hosts, target, stop, wanted.partial)
 
-    def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[Span]]:
+    def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[ByteSpan]]:
         names = sorted(headers)
-        spans = [(name, Span(tile.offset, tile.length)) for name in names for tile in tiles(headers[name])]
+        spans = [
+            (name, ByteSpan(tile.offset, tile.length)) for name in names for tile in tiles(headers[name])
+        ]
         members = read_members(self._client.job) if self._tokens() else []
         if self._is_auto and is_quick_alone(sum(span.length for _, span in spans), self._rate):
             members = []
-        shares = dict[str, list[Span]]()
+        shares = dict[str, list[ByteSpan]]()
         for number, (name, span) in enumerate(spans):
             if order_of(number, members)[:1] in ([], [self.address]):
                 shares.setdefault(name, []).append(span)

@@ -26,7 +26,7 @@ from syncd.protocol.local_disk import write_all_at
 from syncd.protocol.safetensors import Header, parse_header
 from syncd.protocol.write_progress import WriteProgress, shard_path
 from syncd.transports.files.copy_files import give_up_if
-from syncd.transports.files.piece_reader import PartialFile, Span
+from syncd.transports.files.piece_reader import ByteSpan, PartialFile
 from syncd.transports.files.stage import EarlyDirectory
 
 PIECE = 8 << 20
@@ -49,7 +49,7 @@ class CopiedFile(NamedTuple):
     digest: str
 
 
-Divide = Callable[[dict[str, Header]], dict[str, Sequence[Span]]]
+Divide = Callable[[dict[str, Header]], dict[str, Sequence[ByteSpan]]]
 """Returns which spans of files are copied, from the headers of all files of an attempt."""
 
 
@@ -71,7 +71,7 @@ class _EarlyFile:
         self.size, self.source, self.path = note.size, source, target
         self.target = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.available = self.copying = self.hashed = 0
-        self.state, self.digests = hasher(DEFAULT), dict[Span, str]()
+        self.state, self.digests = hasher(DEFAULT), dict[ByteSpan, str]()
         self.is_divided = is_divided
         self.header: Header | None = None
         self._header_length = _FIRST_READ if is_divided else 0  # bytes of it that are read next
@@ -85,7 +85,7 @@ class _EarlyFile:
     def is_whole(self) -> bool:
         return self.hashed == self.size and not self.is_divided
 
-    def divide(self, spans: Iterable[Span]) -> None:
+    def divide(self, spans: Iterable[ByteSpan]) -> None:
         self._todo.extend(spans)
 
     def leave_rest(self) -> None:
@@ -295,7 +295,7 @@ class EarlyCopy:
     def _copy(self, buffer: mmap.mmap, piece: _Piece) -> None:
         if not self.directory.is_valid():
             raise StorageError("its room was taken", path=self.directory.path)
-        file, span = piece.file, Span(piece.offset, piece.length)
+        file, span = piece.file, ByteSpan(piece.offset, piece.length)
         with file.read(buffer, piece) as data:
             if piece.is_header:
                 file.add_header(data)
@@ -328,9 +328,9 @@ class EarlyCopy:
             self._changed.notify_all()
 
 
-def _cut(size: int) -> Iterator[Span]:
+def _cut(size: int) -> Iterator[ByteSpan]:
     for offset in range(0, size, PIECE):
-        yield Span(offset, min(PIECE, size - offset))
+        yield ByteSpan(offset, min(PIECE, size - offset))
 
 
 def _open_source(attempt_path: str, note: WriteProgress) -> int | None:

@@ -27,7 +27,7 @@ ReportEvent = Callable[..., None]
 """Hears an event: its level, its name, and its fields as keywords."""
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes of a file that follow each other."""
 
     offset: int
@@ -42,7 +42,7 @@ class PartialFile(NamedTuple):
     """A file of the stage that has some of its bytes."""
 
     path: str
-    digests: Mapping[Span, str]  # of the spans that it has
+    digests: Mapping[ByteSpan, str]  # of the spans that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class PieceReader(ABC):
         del links, stop
         yield None
 
-    def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[Span]]:
+    def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[ByteSpan]]:
         """Return what this host copies of shard files before their step is published, if `is_shared`.
 
         Args:

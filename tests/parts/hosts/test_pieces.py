@@ -27,7 +27,7 @@ from syncd.protocol.receipt import FileRecord
 from syncd.protocol.tile_table import decode_tiles, encode_tiles, read_tiles
 from syncd.publishing import FollowingDisk, publish_export, read_export
 from syncd.transports.delta.publish import publish_delta
-from syncd.transports.files.piece_reader import PartialFile, Span
+from syncd.transports.files.piece_reader import ByteSpan, PartialFile
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_only_what_is_planned_and_matches_is_taken_of_what_was_copied_early(
     target.mkdir()
     record = FileRecord("f", 5, digest_bytes(b"right"))
     live = LivePieces(str(tmp_path), "copy", "xxh3_128:0123456789abcdef", str(target), ["f"], 1)
-    partial = {name: PartialFile(str(early), {Span(0, 5): digest_bytes(content)})}
+    partial = {name: PartialFile(str(early), {ByteSpan(0, 5): digest_bytes(content)})}
     plan = plan_copy("/nowhere", [record], None)
     made = PiecesInWork(plan, str(target), live, lambda number: None, partial)
     assert made.has(0) is is_proven
