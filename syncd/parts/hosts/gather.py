@@ -107,7 +107,7 @@ class Gather:
         self._over = self._is_unshared_read = False
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._error: Exception | None = None
-        early = sum(span.length for file in partial.values() for span in file.digests)
+        early = sum(file.copied for file in partial.values())
         self.tally = Tally(origin=early, early=early)
 
     def run(self, stop: Callable[[], bool]) -> Tally:

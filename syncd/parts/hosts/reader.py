@@ -99,7 +99,7 @@ class HostsReader(PieceReader):
             return
         make_directories(target, wanted.records)
         hosts = self._hosts(members, plan, "copy", wanted.digest) if token else [self.address]
-        self._gather("copy", plan, wanted.digest, hosts, target, stop, wanted.partial)
+        self._gather(plan, wanted, hosts, target, stop)
 
     def share(self, headers: Mapping[str, Header]) -> dict[str, Sequence[ByteSpan]]:
         names = sorted(headers)
@@ -136,7 +136,7 @@ class HostsReader(PieceReader):
         plan = plan_copy(wanted.directory, wanted.records, made)
         make_directories(target, wanted.records)
         try:
-            self._gather("copy", plan, wanted.digest, have, target, stop, {})
+            self._gather(plan, wanted, have, target, stop)
         except (*MISSING, SyncdError) as error:
             # What no other host gave is not in the file system under this name: the chain makes it.
             shutil.rmtree(target)
@@ -231,18 +231,12 @@ class HostsReader(PieceReader):
         return sorted(hosts_that_have(asked, f"/have/{kind}/{key_of(digest)}", token))
 
     def _gather(
-        self,
-        kind: str,
-        plan: PiecePlan,
-        digest: str,
-        hosts: list[str],
-        target: str,
-        stop: Callable[[], bool],
-        partial: Mapping[str, PartialFile],
+        self, plan: PiecePlan, wanted: WantedFiles, hosts: list[str], target: str, stop: Callable[[], bool]
     ) -> None:
         self._drop_live()
+        disk, digest, partial = self._client.job.disk, wanted.digest, wanted.partial
         try:
-            with self._begun(kind, plan, digest, hosts, target, stop, self._client.job.disk, partial):
+            with self._begun("copy", plan, digest, hosts, target, stop, disk, partial):
                 pass
         except BaseException:
             self._drop_live()

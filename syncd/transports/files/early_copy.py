@@ -91,6 +91,7 @@ class _EarlyFile:
     def leave_rest(self) -> None:
         """Hand out nothing more."""
         self._todo.clear()
+        self._header_length = 0
 
     def take(self) -> _Piece | None:
         if self._header_length:

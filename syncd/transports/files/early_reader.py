@@ -95,7 +95,7 @@ class EarlyReader(PieceReader):
         with contextlib.closing(held.copy):
             if self.is_shared:
                 partial = held.copy.finish_partial(stop)
-                size = sum(span.length for file in partial.values() for span in file.digests)
+                size = sum(file.copied for file in partial.values())
                 self._behind.add_unused(held.copy.copied - size)
                 self._report("debug", "early_copy_used", step=held.key.step, bytes=size)
                 self._behind.copy(replace(wanted, partial=partial), target, stop)

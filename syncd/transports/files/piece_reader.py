@@ -44,6 +44,11 @@ class PartialFile(NamedTuple):
     path: str
     digests: Mapping[ByteSpan, str]  # of the spans that it has
 
+    @property
+    def copied(self) -> int:
+        """Return how many bytes it has."""
+        return sum(span.length for span in self.digests)
+
 
 @dataclass(frozen=True, slots=True)
 class WantedFiles:

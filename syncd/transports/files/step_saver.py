@@ -159,11 +159,16 @@ class StepSaver:
         begun = self._clock.monotonic()
         if self._mode == "stream":
             self._plan(tensors)
-        has_tiles = self.has_tiles and self._base is None
         save = StepSave(
-            writer, self._walk(tensors), companions or {}, copy, probe, begun, has_tiles=has_tiles
+            writer,
+            self._walk(tensors),
+            companions or {},
+            copy,
+            probe,
+            begun,
+            leaves_notes=self.leaves_notes,
+            has_tiles=self.has_tiles and self._base is None,
         )
-        save.leaves_notes = self.leaves_notes
         if self._mode == "background":
             save.share = self._copied(save)
         self._begun = save
