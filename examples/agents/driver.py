@@ -81,8 +81,8 @@ def main() -> None:
         left, right, group = random.randrange(50), random.randrange(50), f"{random.getrandbits(64):x}"
         for rollout in range(options.size):
             session = post("/sessions", {"group": group, "task": f"{left}+{right}", "rollout": rollout})
-            client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"])
-            answer = agent(client, f"What is {left} + {right}?")
+            with openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"]) as client:
+                answer = agent(client, f"What is {left} + {right}?")
             reward = float(str(left + right) in answer)
             post(f"/s/{session['session']}/reward", {"reward": reward})
             print(f"{left} + {right}: {answer!r}, reward {reward:g}")

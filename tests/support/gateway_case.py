@@ -55,12 +55,12 @@ def streamed(client, history, key):
 def play(driver, group, rollout, turns, gate):
     """Play a rollout as an agent does: it keeps its history as text, and its client sends again what failed."""
     session = patiently(lambda: driver.session(group, rollout))
-    client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=60)
-    history = [{"role": "user", "content": f"rollout {rollout} of {group}"}]
-    for turn in range(turns):
-        gate(turn)
-        text = (streamed if rollout % 2 else answered)(client, history, f"turn {turn}")
-        history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"go on {turn}"}]
+    with openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"], max_retries=60) as client:
+        history = [{"role": "user", "content": f"rollout {rollout} of {group}"}]
+        for turn in range(turns):
+            gate(turn)
+            text = (streamed if rollout % 2 else answered)(client, history, f"turn {turn}")
+            history += [{"role": "assistant", "content": text}, {"role": "user", "content": f"go on {turn}"}]
     return patiently(lambda: driver.reward(session, float(rollout)))
 
 

@@ -587,9 +587,9 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
     tool = bed.tokenizer.convert_tokens_to_ids("<|tool|>")
     bed.engine.say = lambda prompt: end if tool in prompt else call
 
-    with bed.serving() as (driver, _):
+    with bed.serving() as (driver, _), contextlib.ExitStack() as opened:
         session = driver.session("g", 0)
-        client = openai.OpenAI(base_url=session["base_url"], api_key="any")
+        client = opened.enter_context(openai.OpenAI(base_url=session["base_url"], api_key="any"))
         history = list(HELLO)
         asked = {"model": "policy", "tools": [TOOL], "stream": stream}
         said = _said(client.chat.completions.create(messages=history, **asked), stream)
@@ -599,7 +599,7 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
             {"a": 1, "b": [2]},
         )
         history += [said, {"role": "tool", "tool_call_id": made["id"], "content": "3"}]
-        by_key = openai.OpenAI(base_url=f"{driver.url}/v1", api_key=session["api_key"])
+        by_key = opened.enter_context(openai.OpenAI(base_url=f"{driver.url}/v1", api_key=session["api_key"]))
         assert _said(by_key.chat.completions.create(messages=history, **asked), stream)["content"] == "three"
         assert [model.id for model in client.models.list()] == ["policy"]
         with pytest.raises(openai.BadRequestError, match="open a session for each rollout"):
@@ -633,9 +633,9 @@ def test_an_answer_that_calls_two_tools_is_continued_by_both_results(tmp_path, s
     bed.engine.say = lambda prompt: end if tool in prompt else call
     find = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
-    with bed.serving() as (driver, _):
+    with bed.serving() as (driver, _), contextlib.ExitStack() as opened:
         session = driver.session("g", 0)
-        client = openai.OpenAI(base_url=session["base_url"], api_key="any")
+        client = opened.enter_context(openai.OpenAI(base_url=session["base_url"], api_key="any"))
         asked = {"model": "policy", "tools": [TOOL, find], "stream": stream}
         said = _said(client.chat.completions.create(messages=HELLO, **asked), stream)
         made = said["tool_calls"]
