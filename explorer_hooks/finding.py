@@ -56,10 +56,7 @@ def shown(text: str) -> str:
 
 
 def imported(path: str) -> Any:
-    """Return the object that an import path names; the module itself if no attribute is named.
-
-    Installed modules and PYTHONPATH precede the current directory.
-    """
+    """Return what an import path names: a module, or its attribute. The current directory is searched last."""
     module_name, _, attribute = path.partition(":")
     if not all(
         part.isidentifier() for part in (*module_name.split("."), *attribute.split(".")) if path and part

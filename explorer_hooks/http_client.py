@@ -35,8 +35,6 @@ _MESSAGES = ("message", "detail", "error", "error_message", "object")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered."""
-
     request: str  # method and path, for messages
     status: int  # the HTTP status
     body: bytes
@@ -44,7 +42,6 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """Return what the body is as JSON, None if it is none."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -52,7 +49,6 @@ class Reply:
 
     @property
     def document(self) -> dict[str, Any] | None:
-        """Return the body as a JSON object, None if it is anything else."""
         document = self.json
         return document if isinstance(document, dict) else None
 
@@ -113,7 +109,6 @@ class HttpClient:
         return self._url.port or (443 if self._url.scheme == "https" else 80)
 
     def sending(self, headers: Mapping[str, str]) -> Self:
-        """Return a client of the same server that sends further headers with each request."""
         other = copy.copy(self)
         other.headers = {**self.headers, **headers}
         return other
@@ -161,11 +156,7 @@ class HttpClient:
     def post_raw(
         self, path: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
     ) -> Reply:
-        """Send a POST; return the answer, whatever its status, also if the server does not know the path.
-
-        Args:
-            seconds: How long it may take; by default as long as a load.
-        """
+        """Send a POST; return any answer, an unknown path's too; it may take `seconds`, at most as long as a load."""
         return self._sent("POST", path, body or {}, min(seconds or self.timeout, self.timeout))
 
     def complaint(self, reply: Reply) -> str:
@@ -262,7 +253,6 @@ def _deadline(connected: socket.socket, seconds: float, late: threading.Event) -
 
 
 def _whole(response: http.client.HTTPResponse, longest: int) -> bytes:
-    """Read an answer that has an end in time and in size."""
     whole = response.read(longest + 1)
     if len(whole) > longest:
         raise http.client.HTTPException(f"the answer is longer than {longest} bytes")

@@ -10,7 +10,6 @@ T = TypeVar("T")
 
 
 def typed(value: object, kind: type[T]) -> T:
-    """Return something that has the wanted type."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{_excerpt(value)} instead of {kind.__name__}")
     return value
@@ -25,7 +24,6 @@ def member(holder: object, key: str | int, kind: type[T]) -> T:
 
 
 def listed(holder: object, key: str, count: int) -> list[Any]:
-    """Return a member that is a list of so many."""
     entries = member(holder, key, list)
     if len(entries) != count:
         raise ValueError(f"{key} has {len(entries)} entries instead of {count}")

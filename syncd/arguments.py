@@ -18,11 +18,7 @@ job_argument = click.argument("job", metavar="JOB", type=UncheckedPath(file_okay
 
 
 def step_argument(*, required: bool = True, completes: "StepNames | None" = None) -> Callable[[F], F]:
-    """Return a decorator that adds the argument STEP, a step of JOB.
-
-    Args:
-        completes: Returns the steps that a shell offers; by default all of the job.
-    """
+    """Return a decorator that adds the argument STEP; a shell offers what `completes` returns, else all steps."""
     return click.argument(
         "step",
         metavar="STEP" if required else "[STEP]",

@@ -142,7 +142,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb, or fail and suggest the closest one."""
         name = args[0]
         # Finding the verbs of other packages takes longer than anything else here.
         if (
@@ -174,7 +173,6 @@ def _said_of_command(module: str) -> tuple[str, str]:
 
 
 def _text_assigned(tree: ast.Module, name: str) -> str:
-    """Return the text that a module assigns to a name, empty if it assigns none."""
     for statement in tree.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=str(text))) if (
@@ -227,7 +225,6 @@ def _problem(value: object, *, is_path: bool) -> str:
 
 
 def run(group: click.Group, program: str, args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     _prepare_streams()
     try:
         code = _invoke(group, program, list(args))

@@ -60,7 +60,6 @@ def install_command(extra: str) -> str:
 
 
 def upgrade_command() -> str:
-    """Return the command that brings a newer release into this installation."""
     origin = _origin()
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
@@ -87,7 +86,6 @@ def _origin() -> dict[str, Any]:
 
 
 def not_installed(error: ModuleNotFoundError, program: str) -> ConfigError | None:
-    """Return the error for a missing module, None if no extra of the package installs it."""
     name = error.name or ""
     extra = extra_of(name, program)
     if extra is None:

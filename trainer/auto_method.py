@@ -30,15 +30,12 @@ _MAX_PENDING = 4  # syncs whose loads are still waited for: explorers may load l
 
 
 def senders_of(method: str) -> tuple[str, ...]:
-    """Return the transports that a value of `sync.method` needs; `auto` takes all that are installed."""
     installed = (FILES, *transport_names())
     return tuple(name for name in ORDER if name in installed) if method == AUTO else (method,)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The last measurement of one transport."""
-
     number: int  # the sync that measured it; syncs are counted from 1
     size: int = 0  # bytes of the weights
     # From the trainer's call until the slowest explorer had them; None if it did not deliver them.
@@ -48,8 +45,6 @@ class Measured:
 
 @dataclass(slots=True)
 class Measurements:
-    """All that is known before a sync."""
-
     number: int = 0  # the sync, from 1
     size: int = 0  # bytes of the weights; 0 if unknown
     ways: dict[str, Measured] = field(default_factory=dict)  # the last measurement of each transport
@@ -141,7 +136,6 @@ def measured(number: int, sent: Sent, loads: Collection[ExplorerLoad]) -> Measur
 
 
 def choose_method(now: Measurements) -> MethodChoice:
-    """Return the transport of the next sync. Files are always available."""
     able = [method for method in ORDER if method == FILES or method not in now.lacking]
     expected = {method: seconds for method in able if (seconds := _expected(now, method)) is not None}
     unknown = [method for method in able if method not in now.ways]

@@ -25,8 +25,7 @@ _REASON = "selection: "
 class Selection:
     """Compares steps by a figure.
 
-    A step may be compared before it is sealed, or never be written: what is pinned are the best of those that are
-    there.
+    A step may be compared before it is sealed, or never be written: the best of those that are there are pinned.
     """
 
     def __init__(self, section: SelectionSection, job: Job) -> None:
@@ -40,7 +39,6 @@ class Selection:
 
     @property
     def over(self) -> str:
-        """Return why the run ends, empty while it goes on."""
         section = self._section
         if not section.patience or self._since < section.patience:
             return ""
@@ -74,7 +72,6 @@ class Selection:
             self._log.warning("pin_failed", reason=str(storage_error(error, self._job.pins)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs, as plain JSON; empty where nothing is compared."""
         if not self._section.metric:
             return {}
         values = [{"step": step, "value": value} for step, value in sorted(self._values.items())]
@@ -106,7 +103,6 @@ class Selection:
         self.keep()
 
     def observe_all(self, evaluations: Iterable[Mapping[str, float]]) -> None:
-        """Compare evaluated versions, those that were compared before left out."""
         if self._section.metric.startswith(OF_VERSIONS):
             for figures in evaluations:
                 self.observe(figures, int(figures["eval/step"]))

@@ -71,7 +71,6 @@ class TrainerLock(Closing):
         return self._term.staging
 
     def check(self) -> None:
-        """Raise if this trainer may no longer publish."""
         if self._clock.monotonic() - self._looked >= _LOOKS:
             self._beat()  # the thread has not run for long: this process was paused, and another may have taken over
         if self._lost:
@@ -79,7 +78,6 @@ class TrainerLock(Closing):
             raise FencedError(self._lost, path=root, hint=f"syncd status {root}")
 
     def close(self) -> None:
-        """Let the next trainer begin at once."""
         self._heartbeat.stop()
         if not self._lost:
             self._term.release()

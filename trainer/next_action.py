@@ -52,8 +52,6 @@ Action = Train | Sync | Save | Validate | Idle | Finish
 
 @dataclass(frozen=True, slots=True)
 class LoopFacts:
-    """What is known when the next action is decided."""
-
     step: int  # steps trained so far
     synced: int = 0  # the step whose weights were published last
     saved: int = 0  # the step of the last full checkpoint, 0 before the first
@@ -96,13 +94,11 @@ def need_save(config: JobFile, now: LoopFacts) -> bool:
 
 
 def save_as_hf(config: JobFile, now: LoopFacts) -> bool:
-    """Return whether a checkpoint saved now gets a Hugging Face directory."""
     wanted = config.trainer.save_hf_checkpoint
     return wanted == "always" or (wanted == "last" and bool(now.ending) and not now.interrupted)
 
 
 def need_validation(config: JobFile, now: LoopFacts) -> bool:
-    """Return whether a validation is due: at each interval, and at the end of the run."""
     if not config.data.validation_path or now.step == now.validated:
         return False
     interval = config.trainer.validation_interval

@@ -53,12 +53,7 @@ _FAILED = "rank 0 failed"
 
 
 class Rank0:
-    """Rank 0's side of the loop.
-
-    Args:
-        sink: Where figures go: monitors, the progress display.
-        checks: Called each turn; each raises if what it checks beside the trainer has failed.
-    """
+    """Rank 0's side of the loop: figures go to `sink`, and each turn calls `checks`, which raise to end the run."""
 
     def __init__(
         self,
@@ -127,7 +122,6 @@ class Rank0:
         self.selection.observe(figures, step)
 
     def finish(self, step: int, reason: str, *, is_done: bool) -> None:
-        """Note that the run has ended well, and tell explorers if the job is finished."""
         self.selection.observe_all(self.evaluations.all_figures())
         self.selection.keep()
         if is_done:
@@ -247,7 +241,6 @@ class Rank0:
         return (total is not None and step >= total) or bool(strategy.over) or bool(self.selection.over)
 
     def _samples_ended(self, step: int) -> str:
-        """Return why there will be no more samples, empty while there may be."""
         if self.strategy.over:
             return self.strategy.over
         may_end = self._waiting.seconds is not None and self.config.data.end_when_left

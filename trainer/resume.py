@@ -52,7 +52,6 @@ def roll_back_explorers(client: Client, step: int, base: str) -> None:
 
 
 def _baseline(job: Job) -> Probe | None:
-    """Return the probe of the model that the run starts with, None if there is none that can be read."""
     try:
         return read_base_probe(job)
     except CorruptDataError:

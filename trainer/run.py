@@ -29,11 +29,7 @@ from trainer.waiting import DaemonWait
 
 
 def run_rank(config: JobFile, rank_env: RankEnv, allowed: Collection[str] = ()) -> int:
-    """Train as one rank; return its exit code.
-
-    Args:
-        allowed: Fixed keys that the user lets change, where the job directory is not settled yet.
-    """
+    """Train as one rank; return its exit code. Fixed keys in `allowed` may change if the job is not settled yet."""
     configure("warning" if rank_env.rank else "info", sys.stderr)
     with StopSignals() as stop, join(config, rank_env, allowed) as joined:
         try:

@@ -24,7 +24,6 @@ FIFO = "fifo"
 
 
 def make_strategy(config: JobFile, job: Job) -> SampleStrategy:
-    """Return the sample strategy that `data.strategy` names, or that the other keys ask for."""
     name = config.data.strategy or strategy_name(config)
     strategy = SAMPLE_STRATEGY.get(name)(config, job)
     if not isinstance(strategy, SampleStrategy):
@@ -33,7 +32,6 @@ def make_strategy(config: JobFile, job: Job) -> SampleStrategy:
 
 
 def strategy_name(config: JobFile) -> str:
-    """Return the strategy that the configuration asks for without `data.strategy`."""
     if config.algorithm.name == SFT:
         return SFT
     if config.data.sft_ratio:
@@ -69,22 +67,18 @@ def _examples(config: JobFile) -> Examples:
 
 
 class Encoder:
-    """Makes rows of a data set into tokens and prompt length.
+    """Makes rows of a data set into tokens and prompt length; with `trust`, code that comes with the model may run.
 
     A row has `tokens` and `prompt_length`, or `prompt` and `response` as texts, or `messages`, of which the
     last one is learnt, with `tools` if the chat template shall name some. The end-of-sequence token follows a
     response that is text. A response of messages ends with the end-of-turn token of the chat template: what the
     template writes after it is left out, because no model generates it.
-
-    Args:
-        trust: Whether code that comes with the model may run.
     """
 
     def __init__(self, model: str, *, trust: bool) -> None:
         self._model, self._trust = model, trust
 
     def __call__(self, row: Mapping[str, Any]) -> tuple[Sequence[int], int]:
-        """Return the tokens of a row and how many of them are the prompt."""
         if "tokens" in row:
             return stored_tokens(row)
         prompt, response = self._messages(row) if "messages" in row else self._texts(row)
@@ -129,7 +123,6 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(value: Any, kind: type) -> Any:
-    """Return what a JSON text says if that is of a kind, else the value as it is."""
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -148,7 +148,6 @@ def pending(plan: StagedRun) -> Iterator[TrainingStage]:
 
 
 def _planned(plan: StagedRun) -> tuple[StagedRun, StagesRecord]:
-    """Return the run in the directory that it would use now, and what earlier runs did there."""
     plan = _placed(next_job_dir(plan.whole), plan.stages)
     return plan, read_record(plan.whole.job.dir)
 

@@ -43,12 +43,10 @@ class StepFigures:
         self._waiting_since = self._waiting_since or time.perf_counter()
 
     def waited(self) -> None:
-        """Add how long there was none."""
         since, self._waiting_since = self._waiting_since, None
         self._values["timing_s/sample_wait"] = 0.0 if since is None else time.perf_counter() - since
 
     def trained(self, batch: Batch, figures: Metrics) -> None:
-        """Add the figures of a trained batch, the time since the end of the step before, and tokens a second."""
         self._batch = batch
         self.add(figures)
         before, self._ended_at = self._ended_at, time.perf_counter()
@@ -60,7 +58,6 @@ class StepFigures:
             self._values["perf/train_tokens_per_second"] = tokens / self._values["timing_s/train_step"]
 
     def add_samples(self, rank0: Rank0, step: int) -> None:
-        """Add what rank 0 knows of samples and evaluations, and compare the step with those before."""
         self.add(rank0.strategy.metrics() | rank0.evaluations.next_figures())
         self._values["timing_s/sample"] = rank0.sample_seconds
         rank0.compare(self._values, step)

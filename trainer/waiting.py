@@ -32,7 +32,6 @@ class Waiting:
 
     @property
     def seconds(self) -> float | None:
-        """Return for how long samples have been awaited, None if they are not."""
         return None if self._since is None else self._clock.monotonic() - self._since
 
     def begin(self) -> None:
@@ -61,8 +60,7 @@ _SOON = 5.0  # seconds of a wait for the daemon before it is reported; its work 
 class DaemonWait:
     """Checks, while the trainer waits for the daemon, what ends the run, and reports who could end the wait.
 
-    Args:
-        checks: Called again and again; what one raises ends the wait.
+    `checks` are called again and again; what one raises ends the wait.
     """
 
     def __init__(self, job: Job, clock: Clock, checks: Sequence[Callable[[], None]]) -> None:
@@ -79,7 +77,6 @@ class DaemonWait:
             structlog.get_logger().warning("daemon_awaited", text=f"{what} ({span(seconds)}): {self._who()}")
 
     def _who(self) -> str:
-        """Return who could end the wait, and how."""
         try:
             leader = self._leader.holder()
         except (OSError, SyncdError) as error:
@@ -102,13 +99,11 @@ def wait_text(
     """Return one line about a wait, for people.
 
     Args:
-        path: Where samples come from.
         since: Since when they are awaited, in seconds since the epoch.
         seconds: For how long that is.
         groups: Whole groups that have been read, and groups that a step takes.
         rejected: Batches that this start has rejected.
         living: The presences of the living explorers; None if they cannot be read.
-        file: The job's file, for the command that starts an explorer.
     """
     at = time.strftime("%H:%M:%S", time.localtime(since))
     there = f"{groups[0]} of {groups[1]} groups have arrived"
@@ -149,7 +144,6 @@ class ExplorerLiveness:
         self.living: Mapping[str, Presence] = {}
 
     def have_left(self) -> bool:
-        """Return whether all explorers of this run have left for good."""
         now = self._clock.monotonic()
         if now - self._counted >= _COUNT_EVERY:
             self._counted = now

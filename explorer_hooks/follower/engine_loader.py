@@ -33,8 +33,6 @@ from syncd.transports.tensors import compare, require_fit
 
 
 class EngineLoader:
-    """Loads versions into the engine behind a hook, and reports what it runs."""
-
     def __init__(
         self,
         hook: Hook,
@@ -64,20 +62,16 @@ class EngineLoader:
 
     @property
     def needs_load(self) -> bool:
-        """Return whether the engine does not run what was loaded last, or may be half loaded."""
         return self.status.is_suspect or self.status.applied != self.position
 
     @property
     def can_restore(self) -> bool:
-        """Return whether the engine can be put back on what it ran."""
         return self.status.wrong is None and (self._engine.good is not None or self.status.is_suspect)
 
     def running(self) -> Running:
-        """Return what the engine says that it runs. Any thread may call this."""
         return self._engine.running()
 
     def poll(self) -> None:
-        """Read from the engine what it runs, and publish that."""
         status = self.status
         before, was_reachable = status.applied, status.is_reachable
         self._engine.ask()
@@ -98,7 +92,6 @@ class EngineLoader:
         return is_fetched and not self._gates.admits(pair, self.status.applied)
 
     def stop_waiting(self) -> None:
-        """Give up the version that waits for a gate, if there is one."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting[0].close()
@@ -106,11 +99,7 @@ class EngineLoader:
             self.results.publish()
 
     def load(self, wanted: Version | int, *, at_once: bool = False) -> TurnOutcome:
-        """Load a version, and report the result.
-
-        Args:
-            at_once: Whether it waits for no gate.
-        """
+        """Load a version, and report the result; `at_once`: without waiting for a gate."""
         timings = LoadTimings(self._clock)
         pair = wanted.pair if isinstance(wanted, Version) else self._pair_of(wanted)
         if self._waiting is not None and self._waiting[0].pair != pair:
@@ -229,7 +218,6 @@ class EngineLoader:
             return held
 
     def _fetched(self, wanted: Version | int, timings: LoadTimings) -> HeldDirectory:
-        """Return a version's files, which are fetched already if it has waited for a gate."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return self._fetcher.fetch(wanted, timings, can_go_back=self._engine.good is not None)

@@ -58,18 +58,13 @@ class Examination:
             self.result, self.unseen, self._prover.is_examined = _PASSED, unseen, True
 
     def lose(self, error: EngineUnreachableError) -> None:
-        """Note that the engine went away during an exam."""
         self._losses += 1
         if self._losses >= MOST_LOSSES:
             self._leave_out(f"it went away in {self._losses} exams: {error}")
 
     @contextmanager
     def opened(self, version: WeightDirectory | None = None) -> Iterator[tuple[Exam, WeightDirectory] | None]:
-        """Yield the exam of the engine's start model and its copy, None if there is none to be had.
-
-        Args:
-            version: The version of adapters that is about to be loaded.
-        """
+        """Yield the exam and its copy, None if there is none; `version`: the adapter that is about to be loaded."""
         subject, hook = self._subject(version), self._hook
         with contextlib.ExitStack() as stack:
             opened = None
@@ -130,7 +125,6 @@ class Examination:
         )
 
     def _require_all(self, exam: Exam, copy: WeightDirectory, noise: float) -> None:
-        """Return if each replica answers as one that has loaded the whole copy."""
         problems = [exam.problem(answer, noise) for answer in self._prover.answers(copy, exam.start)]
         if problem := next(filter(None, problems), ""):
             raise LoadFailedError(f"it does not load every tensor: {problem}", hint=REMEDY)

@@ -1,8 +1,4 @@
-"""The follower: keeps one engine at the version that its policy names, and reports what it runs.
-
-One turn: read the versions (versions.py), decide (policy.py), fetch (versions.py and the receivers of transports),
-load and report (engine_loader.py and the hook).
-"""
+"""The follower: keeps one engine at the version that its policy names, and reports what it runs."""
 
 import contextlib
 import os
@@ -117,8 +113,6 @@ class Follower(Closing):
         Args:
             hook: What loads versions into the engine; closed with the follower.
             identity: The explorer's name, unique among live explorers.
-            engine: The engine's name in presence and log, without secrets.
-            stop: Polled; once it returns true, waits and reads are given up.
         """
         chosen = options or FollowOptions()
         client = Client.open(
@@ -135,7 +129,6 @@ class Follower(Closing):
 
     @property
     def applied(self) -> Pair | None:
-        """Return the pair that the engine has confirmed, None if it runs no version of the job."""
         return self._engine.applied
 
     @property
@@ -156,9 +149,7 @@ class Follower(Closing):
     def running(self) -> Running:
         """Return what the engine says that it runs; a label that is not of this job becomes `UNKNOWN_LABEL`.
 
-        So does no label, if the engine was started with another model than the job's.
-
-        Any thread may call this.
+        So does no label, if the engine was started with another model than the job's. Any thread may call this.
         """
         running, engine = self._loader.running(), self._engine
         is_start = running.label is None and not self.started_elsewhere
@@ -187,14 +178,10 @@ class Follower(Closing):
         return pair_of(label) if self._versions.has_label(label) else None
 
     def recover(self) -> None:
-        """Restore an engine that weights from elsewhere have left half loaded.
-
-        It gets the last good version. Without one it stays paused until a version comes from files.
-        """
+        """Restore an engine that other weights have left half loaded; without a good version it stays paused."""
         self._loader.recover()
 
     def load_received(self, weights: WeightTensors, load: Callable[[], None]) -> None:
-        """Have the engine load weights by another way than from files, and prove them if it can."""
         self._versions.add_label(weights.label)
         self._loader.load_received(weights, load)
 
@@ -215,22 +202,15 @@ class Follower(Closing):
         return is_within(self.applied, self._versions.pair, self.options.max_lag)
 
     def health(self, *, watched: bool = True) -> tuple[bool, dict[str, Any]]:
-        """Return whether the engine is ready, and what a health check answers. Any thread may call this.
-
-        Args:
-            watched: Whether an engine is not ready if no turn has been taken for long.
-        """
+        """Return whether the engine is ready, and what a health check answers, as `Reporter.health` does."""
         return self._reporter.health(watched=watched)
 
     def turn(self, timeout: float = 60.0, *, ask: bool = False) -> TurnOutcome:
-        """Wait for a version that is due, and load it.
+        """Wait for a version that is due, and load it; one that failed is retried within the turn.
 
         Args:
             timeout: Seconds to wait for it; a load that has begun is not cut short.
             ask: Whether to ask the trainer for a version; if it answers that there is none, the wait ends.
-
-        Returns:
-            The result. A version that failed is retried within the turn.
         """
         deadline = Deadline(self.client.clock, timeout)
         self._poll()
@@ -267,15 +247,12 @@ class Follower(Closing):
         *,
         once: bool = False,
     ) -> TurnOutcome:
-        """Take turns until `stop` returns true, the trainer has ended, or the policy wants nothing more.
+        """Take turns until told to stop, the trainer ends or the policy wants nothing more; return the last outcome.
 
         Args:
             stop: Polled. A load that has begun is finished first.
             hear: Called with each outcome, except for turns in which nothing happened.
             once: Whether the first version that is loaded, refused or failed ends it too.
-
-        Returns:
-            The last outcome.
         """
         self._stop = stop
         while True:

@@ -40,8 +40,6 @@ class Gate(Protocol):
 
 
 class Gates:
-    """All gates of one follower."""
-
     def __init__(self, gates: Sequence[Gate] = (), disk: Disk | None = None) -> None:
         self._gates, self._disk = gates, disk or LocalDisk()
         self._shut: list[Gate] = []  # those whose documents were there at the last reading

@@ -87,7 +87,6 @@ class HealthHandler(QuietHandler):
     timeout = LIMIT
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
-        """Answer 200 if the engine is ready, else 503; the body says why as JSON."""
         is_ready, document = self.server.health()
         body = f"{json.dumps(document)}\n".encode("ascii")
         self.send_response(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)

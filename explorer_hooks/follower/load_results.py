@@ -40,8 +40,6 @@ _MAY_PASS = (InterruptedLoadError, StorageError, OSError)
 
 
 class LoadResults:
-    """Keeps the results of an engine's loads, and reports them."""
-
     def __init__(
         self,
         status: EngineStatus,
@@ -63,7 +61,6 @@ class LoadResults:
         """What it has fetched and waits for, or loads since a gate has admitted it; None where nothing waits."""
 
     def is_troubled(self, pair: Pair) -> bool:
-        """Return whether it is the newest version that was tried, and does not run."""
         return pair == self._troubled
 
     def clear_trouble(self) -> None:
@@ -101,11 +98,7 @@ class LoadResults:
         self._reporter.event("debug", "load_started", version=version, path=held.directory.path)
 
     def publish_applied(self, held: HeldDirectory, timings: LoadTimings, filled: float | None) -> None:
-        """Publish that the engine runs a version.
-
-        Args:
-            filled: What reading and filling took where no copy was staged, which the trainer weighs; else None.
-        """
+        """Publish that a version runs; `filled`: seconds to read and fill, for the trainer, None of a staged copy."""
         self.clear_trouble()
         self._bytes += held.size
         self.failed.clear()
@@ -116,7 +109,6 @@ class LoadResults:
         self.publish(facts, loads=self._reporter.report.loads + 1, load_seconds=seconds)
 
     def report_applied(self, held: HeldDirectory, timings: LoadTimings) -> TurnOutcome:
-        """Report the event that the engine runs a version, and return the outcome."""
         version, is_proven = label_of(held.pair), self._status.is_proven
         proof = self._prover.last if is_proven else None
         figures = figures_of(proof) if proof else {}
@@ -127,7 +119,6 @@ class LoadResults:
         return TurnOutcome("applied", held.pair, timings=dict(timings))
 
     def report_failure(self, pair: Pair, error: SyncdError | OSError) -> TurnOutcome:
-        """Report why a version was not loaded, and decide whether it is tried again."""
         reason, version = str(error), label_of(pair)
         event = {"version": version, "reason": reason}
         if isinstance(error, EngineUnreachableError):

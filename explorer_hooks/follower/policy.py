@@ -20,8 +20,6 @@ _HINT = "newest, every, exact=N or at-least=N"
 
 @dataclass(frozen=True, slots=True)
 class FollowPolicy:
-    """Which versions are loaded."""
-
     # newest: the newest. every: each complete step up to the published one, in order. exact: one step.
     # at-least: the newest, once its step is at least `step`.
     which: Which = "newest"
@@ -47,8 +45,6 @@ EXAMS = ("auto", "on", "off")
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """How a follower follows."""
-
     # A policy, or its text: newest, every, exact=N, at-least=N.
     policy: FollowPolicy | str = field(default_factory=FollowPolicy)
     # Steps that the engine may be behind and still be given work; None for any number.
@@ -106,8 +102,6 @@ def policy_of(options: FollowOptions) -> FollowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """The result of a turn."""
-
     # applied: the engine confirmed a version. nothing: none was due in time. refused: a version does not fit
     # or is damaged; the engine was not touched. failed: it could not be loaded, and is given up for now.
     # unreachable: the engine did not answer. gone: the step was removed before it was loaded. ended: the
@@ -141,7 +135,6 @@ wants nothing more; missing: the step that it wants was removed; wait: nothing n
 
 
 def decide(policy: FollowPolicy, now: FollowSnapshot) -> FollowDecision:
-    """Return what a follower does next."""
     if (pair := choose_version(policy, now)) is not None:
         return pair
     if now.again and now.newest and not now.retries and now.can_restore:
@@ -160,7 +153,6 @@ def needs_steps(policy: FollowPolicy, now: FollowSnapshot) -> bool:
 
 
 def choose_version(policy: FollowPolicy, now: FollowSnapshot) -> Pair | None:
-    """Return the pair to load now, None if there is none."""
     if now.newest is None:
         return None
     candidates = [pair for pair in _candidates(policy, now, now.newest) if pair not in now.skipped]
@@ -168,7 +160,6 @@ def choose_version(policy: FollowPolicy, now: FollowSnapshot) -> Pair | None:
 
 
 def is_done(policy: FollowPolicy, applied: Pair | None) -> bool:
-    """Return whether the policy wants nothing more."""
     return policy.which == "exact" and applied is not None and applied[1] == policy.step
 
 
@@ -206,10 +197,7 @@ def _in_order(now: FollowSnapshot, newest: Pair) -> list[Pair]:
 
 
 def lag_of(applied: Pair | None, newest: Pair | None) -> float:
-    """Return how many steps an engine is behind; infinite if the trainer rolled back from what it runs.
-
-    An engine that runs no version of the job is at step 0, the start model.
-    """
+    """Return how many steps an engine is behind (no version: step 0); infinite if the trainer rolled back from it."""
     if newest is None:
         return 0
     generation, step = applied or (newest[0], 0)
@@ -217,5 +205,4 @@ def lag_of(applied: Pair | None, newest: Pair | None) -> float:
 
 
 def is_within(applied: Pair | None, newest: Pair | None, max_lag: int | None) -> bool:
-    """Return whether an engine is recent enough for work."""
     return max_lag is None or lag_of(applied, newest) <= max_lag

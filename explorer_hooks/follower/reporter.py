@@ -19,14 +19,7 @@ SILENT = 30.0  # seconds without a sign of life of the follower's thread, after 
 
 
 class Reporter:
-    """Reports what happens.
-
-    If a presence cannot be written, the engine is not touched: the heartbeat writes it later.
-
-    Args:
-        listener: Hears each event; None for nobody.
-        ready: Which version the engine is ready to serve.
-    """
+    """Reports what happens. If a presence cannot be written, no engine is touched: the heartbeat writes it later."""
 
     def __init__(self, client: Client, listener: EventListener | None, ready: "Readiness") -> None:
         self._client, self._listener, self.ready = client, listener, ready
@@ -93,9 +86,6 @@ class Readiness:
 
     The ready file, for load balancers, exists while there is such a version. It holds the version and the time of the
     last heartbeat. At the start a stale one is removed.
-
-    Args:
-        path: The ready file; None for no file.
     """
 
     def __init__(self, path: str | None, clock: Clock) -> None:
@@ -111,7 +101,6 @@ class Readiness:
         return self._clock.monotonic() - self._beat
 
     def show(self, label: str | None) -> None:
-        """Set the version that is served; None if the engine is not ready."""
         with self._lock:
             before, self.served = self.served, label
             if label is None and before is not None:

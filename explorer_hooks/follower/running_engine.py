@@ -65,7 +65,6 @@ class EngineStatus:
 
     @property
     def is_known(self) -> bool:
-        """Return whether it runs a version of the job, or its start model."""
         return self.applied is not None or self.label is None
 
     def disorder(self) -> tuple[EngineState, str] | None:
@@ -101,7 +100,6 @@ class EngineStatus:
         self._next, self._pause = self._clock.monotonic() + self._every, _SOONEST
 
     def loaded(self, running: Running) -> None:
-        """Note that it runs whole weights, and which ones."""
         self.is_suspect, self.wrong = False, None
         self.answered(running)
 
@@ -119,7 +117,6 @@ class EngineStatus:
         self.lose(error)
 
     def die(self, error: EngineDeadError) -> None:
-        """Note that it cannot be restored."""
         error.hint = error.hint or f"restart the engine, then its follower: {TROUBLESHOOTING}#exit-code-69"
         self.applied, self.reason, self.dead = None, str(error), error
 
@@ -176,7 +173,6 @@ class RunningEngine:
         return self.hook.current_version()
 
     def ask(self) -> None:
-        """Read from the engine what it runs into its status."""
         try:
             running = self.running()
         except EngineUnreachableError as error:
@@ -185,7 +181,6 @@ class RunningEngine:
             self.status.answered(running)
 
     def ask_again(self) -> Running:
-        """Return what it says that it runs, asked a few times if its connection is lost again."""
         for _ in range(_ASKS - 1):
             with contextlib.suppress(EngineUnreachableError):
                 return self.running()
@@ -193,7 +188,6 @@ class RunningEngine:
         return self.running()
 
     def good_if_running(self) -> WeightDirectory | None:
-        """Return the last good version if that is what it runs."""
         good, status = self.good.directory if self.good else None, self.status
         return good if good is not None and good.label == status.label and not status.is_suspect else None
 
@@ -251,14 +245,12 @@ class RunningEngine:
         self.status.mark_wrong(error)
 
     def keep_running(self, pair: Pair) -> None:
-        """Keep the files of the version that the engine runs already, and have it prove that."""
         held = self._fetcher.fetch_running(pair)
         if held is not None:
             self.keep(held)
             self.prove(held.directory)
 
     def keep(self, held: HeldDirectory) -> None:
-        """Keep a version as the last good one."""
         held.keep_durable()
         before, self.good = self.good, held
         directory = held.directory
@@ -268,7 +260,6 @@ class RunningEngine:
             before.close()
 
     def release(self) -> None:
-        """Give up the last good version."""
         good, self.good = self.good, None
         if good is not None:
             good.close()

@@ -76,7 +76,6 @@ def serve(
 
 
 def error_of(outcome: TurnOutcome, *, once: bool) -> SyncdError | None:
-    """Return the error of a last outcome, None if there is none."""
     if outcome.kind == "gone":
         return TryAgainError(outcome.reason)
     if outcome.kind == "applied" or not once:

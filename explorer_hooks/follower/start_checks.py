@@ -110,7 +110,6 @@ class StartChecks:
         self._engine.ask()
 
     def _examine_and_calibrate(self) -> None:
-        """Examine an engine on its start weights, and compare it with the trainer before and afterwards."""
         if not self._status.is_reachable or self._status.label is not None:
             return
         with self._examination.opened() as exam:
@@ -164,10 +163,7 @@ class StartChecks:
                 self._reporter.event("info", "reload_tested", **figures_of(proof))
 
     def _reread(self, read: Callable[[], Proof | None]) -> Proof | None:
-        """Return the proof that it still runs its start weights; None if that cannot be asked.
-
-        An engine that does not prove them is wrong until a version is loaded that it proves.
-        """
+        """Return the proof that it still runs its start weights; None if that cannot be asked."""
         try:
             return read()
         except UnprovenError as error:

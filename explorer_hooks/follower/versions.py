@@ -46,7 +46,6 @@ class KnownVersions:
 
     @property
     def pair(self) -> Pair | None:
-        """Return the published pair, None before the first."""
         return self.newest.pair if self.newest else None
 
     def read(self) -> None:
@@ -57,13 +56,11 @@ class KnownVersions:
 
     @property
     def last_good(self) -> Pair | None:
-        """Return the newest version that an engine has shown to run, None if none has."""
         good = self.newest.last_good if self.newest else None
         return good.pair if good else None
 
     @property
     def quarantined(self) -> frozenset[int]:
-        """Return the steps that the daemon has put aside."""
         newest = self.newest
         if newest is None:
             return frozenset()
@@ -134,12 +131,7 @@ class KnownVersions:
 
 
 class FailedVersions:
-    """The versions that could not be loaded, and when they are tried again.
-
-    Args:
-        retries: How often a version is retried.
-        backoff: Seconds before the first retry; doubled before each further one.
-    """
+    """The versions that could not be loaded, and when they are tried again."""
 
     def __init__(self, clock: Clock, retries: int, backoff: float) -> None:
         self._clock, self._retries, self._backoff = clock, retries, backoff
@@ -179,7 +171,6 @@ class FailedVersions:
             del self._given_up[next(iter(self._given_up))]
 
     def clear(self) -> None:
-        """Forget failures, since another version was loaded."""
         self._failures.clear()
         self._interruptions.clear()
         self._paused.clear()
@@ -190,7 +181,6 @@ class FailedVersions:
 
     @property
     def paused(self) -> frozenset[Pair]:
-        """Return the versions that are retried later."""
         now = self._clock.monotonic()
         self._paused = {pair: until for pair, until in self._paused.items() if until > now}
         return frozenset(self._paused)
@@ -232,11 +222,7 @@ class Fetcher:
     def fetch(
         self, wanted: Version | int, timings: LoadTimings, *, can_go_back: bool = False
     ) -> HeldDirectory:
-        """Return the files of a version.
-
-        Args:
-            can_go_back: Whether the engine has a version to go back to if damage is found while it loads this one.
-        """
+        """Return a version's files; `can_go_back`: the engine has another one if damage shows while it loads this."""
         self._files.begin(hook_checks=self._checks_content and can_go_back)
         with contextlib.ExitStack() as lease, refuse_damage():
             leased = lease.enter_context(self._client.lease(wanted))
@@ -257,7 +243,6 @@ class Fetcher:
         return any(receiver.reject() for receiver in (*self._nearer, self._files))
 
     def sweep(self) -> None:
-        """Remove the staged copies that no process of this host uses."""
         self._files.sweep()
 
     def close(self) -> None:

@@ -102,7 +102,6 @@ class AdapterServerHook(ServerHook):
         self._require_loadable(target, config)
 
     def load(self, target: WeightDirectory) -> None:
-        """Load the adapter under its own name; other adapters are still served."""
         name, path = self.adapter_name(target), self._paths.there(target.path)
         listed = self._listed()
         if listed.get(name) == path:
@@ -178,7 +177,6 @@ class AdapterServerHook(ServerHook):
                     self._unload(name)
 
     def _versions(self) -> dict[str, Pair]:
-        """Return the adapters that this hook names, by name."""
         versions: dict[str, Pair] = {}
         for name in self._listed():
             prefix, dash, label = name.rpartition("-")
@@ -203,7 +201,6 @@ class AdapterServerHook(ServerHook):
         return self._named_base or self._paths.here(self._started_from())
 
     def _start_model(self) -> StartModel | None:
-        """Return the model that the server was started with, None if this host cannot read it."""
         name = self._base_name()
         if name not in self._starts:
             self._starts[name] = start_model_of(name) if name else None

@@ -143,7 +143,6 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         return self._dtype
 
     def abort(self, last_good: WeightDirectory | None) -> None:
-        """Restore the engine by `abort`, or by loading the last good version."""
         if last_good is None and (self._abort is None or not self._state.touched):
             self._state.require_untouched(RESTART)
             return

@@ -86,7 +86,6 @@ class CommandHook(PhaseHook):
         return cls(argv, current=current, state=state or None, phases=phases, timeout=options.timeout)
 
     def current_version(self) -> Running:
-        """Return what `current` prints; without it, what was committed last."""
         if not self._current:
             return Running(self._label)
         finished = run(self._current, {"SYNCD_PHASE": "current"}, self._timeout)
@@ -117,7 +116,6 @@ class CommandHook(PhaseHook):
         self._store(label)
 
     def _store(self, label: str | None) -> None:
-        """Store for later processes what the engine runs."""
         if self._file is None:
             return
         with storage_errors(self._file):
@@ -131,7 +129,6 @@ def _show(finished: CommandEnd) -> None:
 
 
 def _read_label(path: str | None) -> str | None:
-    """Return the label that was committed last by a process with the same file."""
     if path is None:
         return None
     try:

@@ -63,10 +63,9 @@ class EnginePush(Protocol):
 class HttpEngineHook(RestartableHook, TensorHook):
     """An engine behind HTTP that is paused, loaded, given the version's label and resumed.
 
-    Further settings of all of them: `start_check`: `full`, `shapes` or `off`, how a
-    version is compared with the engine's start model; `check_version`: whether old releases are refused; `broadcast`:
-    true, false, or the address of this host at which the engine's workers join a group; `push`: how weights in this
-    process's memory reach them.
+    Further settings of all of them: `start_check`: `full`, `shapes` or `off`, how a version is compared with the
+    engine's start model; `check_version`: whether old releases are refused; `broadcast`: true, false, or the address
+    of this host at which the engine's workers join a group; `push`: how weights in this process's memory reach them.
     """
 
     kinds: ClassVar[frozenset[str]] = frozenset({"weights"})
@@ -82,9 +81,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         super().__init__(options)
         self._unpublished: dict[str, str] = {}
         """The label that the engine was given for unpublished weights, and what it is here, later that of the files.
-
-        No later follower mistakes the former for a version.
-        """
+        No later follower mistakes the former for a version."""
         self._start: StartModel | None = None
         self._touched = self._paused_by_us = False
 
@@ -129,7 +126,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return ""
 
     def prepare(self, target: WeightDirectory) -> None:
-        """Check the kind, the files, the engine and the model that it was started from."""
         require_files(self, target)
         self._check_engine()
         self._require_reloads()
@@ -142,7 +138,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._reload_touching(target)
 
     def commit(self, target: WeightDirectory) -> None:
-        """Reset caches, set the label, resume."""
         self._announce(target.label)
         self._resume()
         self._touched = self._paused_by_us = False
@@ -157,7 +152,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
     ) -> ProbeAnswer:
-        """Ask each replica for the log-probs of the probe, and of one token with and without its prefix cache."""
         del target  # it runs one version at a time
         start = self._start_model()
         require_known_tokens(tokens, start.vocabulary if start else None)
@@ -259,7 +253,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._restore(last_good)
 
     def _check_engine(self) -> None:
-        """Return if the engine answers and its release is supported."""
         self.require_up()
         if not self._check_version:
             return
@@ -273,7 +266,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
             )
 
     def _require_reloads(self) -> None:
-        """Return if the engine reads weights again rightly, or never does."""
         flag = "" if self.is_restarted else self._cannot_reload()
         if flag:
             problem = (
@@ -298,7 +290,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
             require_same_model(tensors, start, self._start_check, where)
 
     def _start_model(self) -> StartModel | None:
-        """Return the start model, None if this host cannot read it."""
         if self._start is None:
             directory = self._started_from()
             self._start = start_model_of(self._paths.here(directory)) if directory else None
@@ -330,7 +321,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         return UntouchedError(message, path=self._server.address, hint=hint)
 
     def _hold(self) -> None:
-        """Pause the engine, and remember whether it was paused before."""
         if not self.current_version().paused:
             self._paused_by_us = True
         self._pause()
@@ -344,7 +334,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
             raise
 
     def _is_whole(self, running: Running, last_good: WeightDirectory | None) -> bool:
-        """Return whether the engine's weights are known and are those of the last good version."""
         if last_good is not None and running.label != last_good.label:
             return False
         if self._touched:
@@ -373,10 +362,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
 
 def require_files(hook: Hook, target: WeightDirectory) -> None:
-    """Return if a hook can load a version, and each of its shards is there with its size.
-
-    A missing or truncated file crashes engines.
-    """
+    """Return if a hook can load a version, its shards with their sizes: missing or truncated files crash engines."""
     require_loadable(target, hook)
     for shard in target.shards:
         path = f"{target.path}/{shard.name}"

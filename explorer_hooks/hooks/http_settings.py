@@ -31,7 +31,6 @@ class PathMap:
         self._here, self._there = here.rstrip("/"), there.rstrip("/")
 
     def here(self, path: str) -> str:
-        """Return this host's path of a directory of the engine."""
         return _replaced(path, self._there, self._here)
 
     def there(self, path: str) -> str:
@@ -40,12 +39,9 @@ class PathMap:
 
 
 class ServerHook(ProbingHook):
-    """The base of hooks for a server behind HTTP.
+    """The base of hooks for a server behind HTTP, by default at the engine's usual address on this host.
 
     Settings of all of them: `ask_timeout`; `path_map`, HERE:THERE; `probe`: whether it is asked for log-probs.
-
-    Args:
-        options: The hook's options; without an address the server is at the engine's usual one on this host.
     """
 
     default_address: ClassVar[str]

@@ -22,7 +22,6 @@ class PeftHook(TransformersHook):
     Args:
         model: What `with_adapter` returns.
         directory: The directory of the model below the adapter; adapters of another model are refused.
-        timeout: Seconds that a load waits for generations, and a generation for a load.
     """
 
     name: ClassVar[str] = "peft"
@@ -61,7 +60,6 @@ class PeftHook(TransformersHook):
         self._before = {name: tensor.detach().clone() for name, tensor in self._loadable_tensors().items()}
 
     def end_exam(self) -> bool:
-        """Put the adapter back that was there before the exam."""
         tensors = self._loadable_tensors()
         with torch.no_grad():
             for name, before in self._before.items():

@@ -47,7 +47,6 @@ def run(
         timeout: Seconds.
         stop: Polled; once it returns true, the command counts as timed out.
         inherited: Variables that it inherits; all of this process unless given.
-        stdin: What it may read from its standard input.
     """
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command is what it is for
@@ -77,10 +76,7 @@ def run(
 def _follow(
     process: "subprocess.Popen[bytes]", deadline: float, stop: Callable[[], bool], unwritten: memoryview
 ) -> tuple[tuple[bytearray, bytearray], bool]:
-    """Read a command's output until it has ended, or times out; return the output and whether it has ended.
-
-    Its input is written as it takes it.
-    """
+    """Pass a command's input on and read its output until it ends or times out; return that and whether it ended."""
     tails, ended = (bytearray(), bytearray()), False
     with selectors.DefaultSelector() as selector, end_of(process) as end:
         for stream, tail in zip((process.stdout, process.stderr), tails, strict=True):
@@ -130,10 +126,7 @@ def end_of(process: "subprocess.Popen[bytes]") -> Iterator[int]:
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Send SIGTERM to the group of a process that nobody has waited for, and SIGKILL once its leader has ended.
-
-    The leader has `GRACE` seconds to end.
-    """
+    """Send SIGTERM to a group whose leader was not reaped, SIGKILL once the leader ends or after `GRACE` seconds."""
     with end_of(process) as end:
         # The leader was not reaped yet, so its process id cannot belong to another group.
         _signal(process, signal.SIGTERM)

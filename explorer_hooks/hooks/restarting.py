@@ -111,8 +111,6 @@ class RestartOptions:
 
 
 class RestartingHook(ProbingHook):
-    """A server that is stopped, and started on the directory of each version."""
-
     name: ClassVar[str] = "restart"
     is_own: ClassVar[bool] = True
 
@@ -174,7 +172,6 @@ class RestartingHook(ProbingHook):
         return self.options.start_model if os.path.isdir(self.options.start_model) else ""
 
     def end_exam(self) -> bool:
-        """Start the server on its start model again, in the place of an exam's copy."""
         self._replace(self.options.start_model, "the start model")
         self._is_named = True
         self._state.restored()
@@ -228,7 +225,6 @@ class RestartingHook(ProbingHook):
         self._is_named = True
 
     def _replace(self, model: str, label: str) -> None:
-        """Stop the server, start it on a model, and wait until it answers."""
         self._busy = label
         try:
             with self._lock:
@@ -273,7 +269,6 @@ class RestartingHook(ProbingHook):
         raise EngineUnreachableError(why)
 
     def _give_up_silent(self) -> None:
-        """Stop a server that has long not answered; the next question starts another."""
         with self._lock:
             if not self._busy and time.monotonic() - self._answered_at > self.options.start_timeout:
                 self._process.stop()

@@ -103,7 +103,6 @@ def main(stop_timeout: str, *argv: str) -> int:
 
 
 def _end_group(server: "subprocess.Popen[bytes]", ended: int, stop_timeout: float) -> None:
-    """Send SIGTERM to the group, and SIGKILL once its leader has ended or the time is over."""
     # The leader was not reaped yet, so its process id cannot belong to another group.
     _signal(server.pid, signal.SIGTERM)
     select.select([ended], [], [], stop_timeout)

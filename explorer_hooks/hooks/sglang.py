@@ -66,7 +66,6 @@ class SGLangHook(HttpEngineHook):
         return None if self.rounding() else dtype_word(self._server.get_json("/server_info").get("dtype"))
 
     def rounding(self) -> str:
-        """Return the flags that quantise the model, or its keys and values."""
         info = self._server.get_json("/server_info")
         return rounding_flags(info.get("dtype"), info.get("quantization"), info.get("kv_cache_dtype"))
 

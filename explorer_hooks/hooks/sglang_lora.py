@@ -143,7 +143,6 @@ def _require_plain(target: WeightDirectory, config: Mapping[str, Any]) -> None:
 def _require_stack(
     target: WeightDirectory, layer: str, layers: Collection[str], model: Tensors | None
 ) -> None:
-    """Return if the adapter has what SGLang computes together with a layer."""
     parent, _, own = layer.rpartition(".")
     for other in _NEEDED.get(own, ()):
         beside = f"{parent}.{other}"

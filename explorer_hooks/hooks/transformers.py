@@ -146,12 +146,10 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
             ) from error
 
     def dtype(self) -> str | None:
-        """Return the dtype of the parameters, None if they have several."""
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         return dtype_word(dtypes.pop()) if len(dtypes) == 1 else None
 
     def start_directory(self) -> str:
-        """Return the directory that transformers has read the model from."""
         name = str(getattr(getattr(self.model, "config", None), "_name_or_path", ""))
         return os.path.realpath(name) if name and os.path.isfile(f"{name}/config.json") else ""
 
@@ -239,11 +237,8 @@ class TransformersHook(TensorHook, ProbingHook, ChangesHook):
 class LoadGate:
     """Keeps loads and generations apart: many threads may generate, and a load waits until none does.
 
-    A waiting load precedes generations that come later. A thread that generates may nest another generation. Every
-    wait is bounded.
-
-    Args:
-        timeout: Seconds that either side waits for the other.
+    A waiting load precedes generations that come later. A thread that generates may nest another generation. Either
+    side waits for the other for `timeout` seconds at most.
     """
 
     def __init__(self, timeout: float) -> None:

@@ -171,7 +171,6 @@ def release_and_flags(server: HttpClient) -> tuple[object, Mapping[str, object]]
 
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a part of an engine's configuration, empty if it does not tell."""
     part = config.get(name)
     return part if isinstance(part, Mapping) else {}
 

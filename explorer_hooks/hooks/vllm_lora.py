@@ -75,12 +75,10 @@ class LoraHook(AdapterServerHook):
 
 
 def in_use(server: HttpClient) -> frozenset[str] | None:
-    """Return the adapters that requests use or wait for, None if the engine does not say."""
     return adapters_in(_metrics(server))
 
 
 def _metrics(server: HttpClient) -> str:
-    """Return metrics in the text format, empty if the server gives none."""
     try:
         return server.get("/metrics").body.decode("utf-8", "replace")
     except (ConfigError, EngineUnreachableError):

@@ -42,8 +42,6 @@ _Values = tuple[float, ...]
 
 
 class Anchor(NamedTuple):
-    """A version that an engine has proven."""
-
     version: str
     probe: Probe
     answers: tuple[ProbeAnswer, ...]  # each replica's
@@ -125,7 +123,6 @@ class Anchors:
             self._every *= 2
 
     def changes(self, new: Anchor) -> list[list[Change]]:
-        """Return for each replica its changes since each other version that can be compared."""
         anchors = [anchor for anchor in self if _can_compare(anchor, new)]
         return [[_change(anchor, new, replica) for anchor in anchors] for replica in range(len(new.answers))]
 

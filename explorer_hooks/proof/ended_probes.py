@@ -27,8 +27,6 @@ Tell = Callable[..., None]
 
 
 class EndedProbes:
-    """Asks one engine for log-probs unless that has ended an engine of its kind."""
-
     def __init__(self, hook: ProbingHook, clock: Clock, job: Job, tell: Tell) -> None:
         self._hook, self._clock, self._job, self._tell = hook, clock, job, tell
         self._engine: str | None = None

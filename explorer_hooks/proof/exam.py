@@ -2,8 +2,7 @@
 
 That does not depend on the version. So before an engine gets work, it loads a copy of its start model in which every
 tensor differs by much, and its answers must be those of the copy: a tensor that stayed shows at many times the noise,
-whatever the learning rate will be. Of an adapter the copy is one of the same layers and rank. `exam_model` and
-`exam_adapter` make the copy and measure what each kind of tensor does to the answers; `exam_files` keeps both.
+whatever the learning rate will be. Of an adapter the copy is one of the same layers and rank.
 """
 
 import hashlib
@@ -40,8 +39,6 @@ Values = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What an engine must answer."""
-
     start: Probe  # the start model's answers
     exam: Values  # the copy's
     kinds: Mapping[str, Values]  # the copy's if one kind of tensor is left as it was, by kind

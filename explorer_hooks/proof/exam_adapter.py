@@ -27,7 +27,6 @@ _NAME = "default"
 
 
 def make(start: str, adapter: str, target: str, dtype: str, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Write the adapter of the exam, and return the answers."""
     import peft  # noqa: PLC0415 - takes seconds
 
     model = peft.PeftModel.from_pretrained(loaded(start, dtype), adapter, autocast_adapter_dtype=False).eval()
@@ -42,11 +41,7 @@ def make(start: str, adapter: str, target: str, dtype: str, rows: Sequence[Seque
 
 
 def _dtypes(path: str) -> Mapping[str, torch.dtype]:
-    """Return the dtype of each matrix of an adapter.
-
-    Raises:
-        ValueError: It has something else, too.
-    """
+    """Return the dtype of each matrix of an adapter; `ValueError` if it has something else, too."""
     with safe_open(path, framework="pt") as file:
         dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118 - no mapping
     if others := [name for name in dtypes if not name.endswith((_A, _B))]:
@@ -73,7 +68,6 @@ def _size_of_b(layer: Any) -> float:
 
 
 def _measure(model: Any, layers: Sequence[str], rows: Sequence[Sequence[int]]) -> Mapping[str, Any]:
-    """Return the log-probs of rows by the model, with the adapter, and with one kind of layer without it."""
     kinds: dict[str, list[str]] = {}
     for name in layers:
         kinds.setdefault(f"the adapter of {kind_of(name.removeprefix(_PREFIX))}", []).append(name)
@@ -88,7 +82,6 @@ def _measure(model: Any, layers: Sequence[str], rows: Sequence[Sequence[int]]) -
 
 @contextmanager
 def _without(model: Any, layers: Sequence[str]) -> Iterator[None]:
-    """Leave the adapter of some layers out in the block."""
     matrices = [model.get_submodule(layer).lora_B[_NAME].weight for layer in layers]
     kept = [matrix.data for matrix in matrices]
     for matrix in matrices:
@@ -106,7 +99,6 @@ def _inner(name: str) -> str:
 
 
 def main() -> None:
-    """Write the adapter of the exam, and print the answers as JSON."""
     start, adapter, target, dtype = sys.argv[1:]
     sys.stdout.write(json.dumps(make(start, adapter, target, dtype, json.load(sys.stdin))))
 

@@ -65,9 +65,7 @@ class ExamFiles:
     def opened(
         self, subject: Subject, dtype: str, baseline: Probe | None
     ) -> Iterator[tuple[Exam, WeightDirectory]]:
-        """Yield the exam of a model and its copy, which stays while the block lasts.
-
-        One process makes them, the others wait for it.
+        """Yield the exam of a model and its copy, which stays in the block; one process makes them, the others wait.
 
         Raises:
             LoadFailedError: It cannot be made here.

@@ -40,7 +40,6 @@ Answer = list[list[float]]
 
 
 def make(start: str, target: str, dtype: str, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Write the copy, and return the answers."""
     write_copy(start, target)
     return dict(measure(start, target, rows, dtype))
 
@@ -56,7 +55,6 @@ def write_copy(start: str, target: str) -> None:
 
 
 def copy_beside(start: str, target: str) -> None:
-    """Copy what lies beside the weights: configuration and tokenizer."""
     for name in sorted(os.listdir(start)):
         path = os.path.realpath(f"{start}/{name}")
         is_beside = not name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
@@ -84,7 +82,6 @@ def changed_tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def signs_of(key: str, size: int) -> torch.Tensor:
-    """Return ones with signs that follow from a key."""
     draw = random.Random(key)  # noqa: S311 - the same on every host
     return torch.tensor([1.0 if byte & 1 else -1.0 for byte in draw.randbytes(size)])
 
@@ -151,7 +148,6 @@ def answers_of(model: Any, rows: Sequence[Sequence[int]]) -> Answer:
 
 
 def main() -> None:
-    """Write the copy, and print the answers as JSON."""
     start, copy, dtype = sys.argv[1:]
     sys.stdout.write(json.dumps(make(start, copy, dtype, json.load(sys.stdin))))
 

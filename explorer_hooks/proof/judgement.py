@@ -70,7 +70,6 @@ def sees_changes(probe: Probe, dtype: str | None, stored: Collection[str | None]
 
 
 def _dtypes(probe: Probe, dtype: str | None) -> set[str | None]:
-    """Return the dtypes of trainer, published tensors and engine."""
     export = probe.compute_dtype if probe.export_dtype == "keep" else probe.export_dtype
     return {probe.compute_dtype, export, dtype}
 
@@ -93,7 +92,6 @@ def differences(probe: Probe, answer: ProbeAnswer) -> list[float]:
 
 
 def other_start(proof: Proof) -> LoadFailedError:
-    """Return what is wrong with an engine whose start weights do not answer the job's baseline."""
     return LoadFailedError(
         f"it was started with another model than the job's: {proof.mean:.3g} nats from the trainer at the mean of "
         f"{proof.tokens} tokens, where {proof.tolerance:.3g} are tolerated",

@@ -105,11 +105,9 @@ class ParameterCheck:
             self._before = kept[1] if kept and kept[0] == old.label else self._ask()
 
     def end(self, new: WeightDirectory) -> tuple[Moved | None, str]:
-        """Ask again after the load.
+        """Ask again after the load; return what the checksums say and why they show that it was not loaded.
 
-        Returns:
-            What the checksums say, None if this version was not loaded just now; and why they show that it was not
-            loaded, empty if they do not.
+        They say None if this version was not loaded just now; the reason is empty if they do not show that.
         """
         loading, self._loading = self._loading, ""
         if loading != new.label:
@@ -142,10 +140,7 @@ def stayed(before: Checksums, after: Checksums) -> list[str]:
 
 
 def first_difference(old: WeightDirectory, new: WeightDirectory) -> str:
-    """Return a tensor whose bytes differ in two versions, empty if there is none or files cannot be read.
-
-    It reads until it has found one.
-    """
+    """Return the first tensor whose bytes differ in two versions, empty if none does or files cannot be read."""
     try:
         places = [_places(version) for version in (old, new)]
         common = (name for name in places[1] if name in places[0])

@@ -113,11 +113,7 @@ class Prover:
             self._anchors.add(Anchor(START, baseline, kept.answers))
 
     def test_reload(self) -> Proof | None:
-        """Have an engine that was on its start weights read them again, and answer once more.
-
-        Returns:
-            The proof; None if it was not shown to be on them, or cannot be asked to read its start weights.
-        """
+        """Have an engine read its start weights again, and answer; None if not shown to be on them, or it cannot."""
         hook = self._answering(None) if self._start is not None else None
         return self._answer_again(hook) if hook is not None and hook.reload_start() else None
 
@@ -142,10 +138,8 @@ class Prover:
     def measure(self, start: Probe) -> str:
         """Measure how far the engine is from transformers on its start weights, where the job has no baseline.
 
-        This is not the noise between engine and trainer, which only versions or a baseline can tell.
-
-        Returns:
-            Why the engine is not on these weights, empty if it is.
+        This is not the noise between engine and trainer, which only versions or a baseline can tell. Return why the
+        engine is not on these weights, empty if it is.
         """
         hook = self._answering(None)
         if hook is None:
@@ -246,7 +240,6 @@ class Prover:
         *,
         with_cache: bool = True,
     ) -> tuple[ProbeAnswer, ...]:
-        """Return what each replica answers."""
         hook.asks_cache = with_cache
         answer = (self._ended.ask if self._ended else hook.probe)(target, probe.tokens)
         return (answer, *answer.others)

@@ -25,12 +25,10 @@ _Found = Iterator[tuple[str, str, str]]
 
 
 def vllm_checksums(server: HttpClient) -> Checksums | None:
-    """Return the checksums that vLLM gives, None if it gives none."""
     return _checksums(server, VLLM, _by_vllm)
 
 
 def sglang_checksums(server: HttpClient) -> Checksums | None:
-    """Return the checksums that SGLang gives, None if it gives none."""
     return _checksums(server, SGLANG, _by_sglang)
 
 

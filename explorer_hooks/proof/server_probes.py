@@ -48,8 +48,6 @@ _MOST_IDS = 128
 
 
 class NextToken(NamedTuple):
-    """The token that an engine generates after a prompt, and its log-prob."""
-
     token: int
     logprob: float
 
@@ -69,11 +67,9 @@ class ServerProbe(ABC):
         """Return the likeliest token after a prompt, computed with the prefix cache."""
 
     def answer(self, tokens: Rows, *, with_cache: bool = True) -> ProbeAnswer:
-        """Return the engine's answer to a probe.
+        """Return the answer to a probe; `with_cache`: the prefix cache is checked too, if the model can read so much.
 
-        Args:
-            with_cache: Whether its prefix cache is checked too, if the model can read so much. With a block
-                of 128 tokens that takes 288 tokens beside the probe's 64.
+        With a block of 128 tokens the check takes 288 tokens beside the probe's 64.
         """
         prompt = self._long_prompt(tokens) if with_cache else []
         if not prompt:
@@ -85,7 +81,6 @@ class ServerProbe(ABC):
     def _fresh(
         self, tokens: Rows, prompt: Sequence[int], token: int
     ) -> tuple[tuple[tuple[float, ...], ...], float]:
-        """Return the log-probs of rows, and that of a token after a prompt, computed without the prefix cache."""
         *answers, long = self.log_probs([*tokens, [*prompt, token]])
         return tuple(answers), long[-1]
 
@@ -135,7 +130,6 @@ class AdapterCompletionsProbe(CompletionsProbe):
     """
 
     def log_probs(self, rows: Rows) -> tuple[tuple[float, ...], ...]:
-        """Return the log-probs of the tokens that follow each beginning of each row."""
         asked = [(row[:at], row[at]) for row in rows for at in range(1, len(row))]
         parts = [asked[at : at + _MOST_IDS] for at in range(0, len(asked), _MOST_IDS)]
         values = itertools.chain.from_iterable(map(self._following, parts))
@@ -246,10 +240,7 @@ def rounding_flags(dtype: object, quantization: object, cache: object) -> str:
 
 
 def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:
-    """Return if a model has an embedding of each token of a probe.
-
-    SGLang 0.5.23 does not look: a token beyond the embedding ends its server.
-    """
+    """Return if a model has an embedding of each token of a probe: a token beyond it ends SGLang 0.5.23's server."""
     largest = max(itertools.chain(*tokens), default=0)
     if vocabulary is not None and largest >= vocabulary:
         raise LoadFailedError(
@@ -260,7 +251,6 @@ def require_known_tokens(tokens: Rows, vocabulary: int | None) -> None:
 
 @contextmanager
 def understood(server: HttpClient, path: str) -> Iterator[None]:
-    """Read an answer in the block."""
     try:
         yield
     except ValueError as error:
@@ -280,7 +270,6 @@ def _choices(answer: object, count: int) -> list[object]:
 
 
 def _following(choice: object, token: int) -> float:
-    """Return the log-prob of one token in what vLLM says of several that may follow a prompt."""
     (position,) = listed(member(choice, "logprobs", dict), "top_logprobs", 1)
     return log_prob(member(position, f"token_id:{token}", object))
 

@@ -103,12 +103,7 @@ def start_model_of(name: str) -> StartModel | None:
 
 
 def require_same_model(tensors: Tensors, start: StartModel, check: str, path: str) -> None:
-    """Return if a version fits the model that an engine was started from.
-
-    Args:
-        tensors: The version's tensors; if there are none, nothing is checked.
-        check: `full`, `shapes`, or `off`.
-    """
+    """Return if a version fits the model that an engine was started from; one without tensors is not checked."""
     if not tensors or check == "off":
         return
     if check == "full":
@@ -142,7 +137,6 @@ def shard_names(directory: str) -> list[str]:
 
 
 def _cached(name: str) -> str | None:
-    """Return the directory of a model in this host's cache of the hub, None if it has none."""
     if not _MODEL.fullmatch(name):
         return None
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
@@ -156,7 +150,6 @@ def _cached(name: str) -> str | None:
 
 
 def _document(path: str) -> Mapping[str, Any]:
-    """Return the JSON object of a file, empty if it cannot be read or is something else."""
     try:
         with open(open_read(os.path.realpath(path)), "rb") as file:
             document = json.loads(file.read(_MAX_DOCUMENT))

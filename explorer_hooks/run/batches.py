@@ -128,7 +128,6 @@ class BatchMaker:
         self._curriculum.measured(batch.measured)
 
     def _coming(self, batch: ExplorerBatch) -> Iterator[EpochTask]:
-        """Yield the next tasks, and record in the batch how far that is."""
         cursor, seed = self._ledger.cursor, self._ledger.state.seed or None
         for epoch, position, task in epochs(self._tasks, seed, cursor.epoch, cursor.position):
             if 0 < self._file.explorer.epochs <= epoch:
@@ -180,7 +179,6 @@ class BatchMaker:
             batch.pairs |= {result.first, result.last}.union(*(experience.versions for experience in group))
 
     def _is_dropped_as_equal(self, asked: EpochTask, rewards: Sequence[float], batch: ExplorerBatch) -> bool:
-        """Record the rewards of a group, and return whether it is dropped because all are the same."""
         self._failures = 0
         batch.measured.append((asked.task.id, statistics.fmean(rewards)))
         if not are_equal(rewards):

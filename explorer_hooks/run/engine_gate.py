@@ -24,12 +24,7 @@ _POLL = 0.25
 
 
 class EngineVersions:
-    """Which version is published and which one the engine runs, and how many batches may still be written.
-
-    Args:
-        batches_per_step: Batches of this size that the trainer takes a step.
-        ahead: Steps for which batches may wait, besides the trainer's next one.
-    """
+    """Which version is published and which one the engine runs, and how many batches may still be written."""
 
     def __init__(
         self, source: WeightSource, batches: Callable[[], int], batches_per_step: float, ahead: int
@@ -67,7 +62,6 @@ class EngineVersions:
         return outcome
 
     def mark_synced(self) -> None:
-        """Note that the explorer's present step has had its sync."""
         self.synced_at = self._batches()
 
     def room(self) -> int:
@@ -147,7 +141,6 @@ class EngineGate:
         return outcome
 
     def update_during_work(self) -> None:
-        """Load a version that has appeared, if the style allows that while groups are being generated."""
         now = time.monotonic()
         if self._settings.style is SyncStyle.FULLY_ASYNC and now - self._polled_at >= _POLL:
             self._polled_at = now

@@ -120,7 +120,6 @@ class Explorer:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _reason_to_end(self) -> str:
-        """Return why the explorer ends, empty if it does not."""
         if self._stop():
             return "told to stop"
         most = self._settings.max_batches

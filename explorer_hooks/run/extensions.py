@@ -21,7 +21,6 @@ CHECKS = "explorer.checks"
 
 
 def lacking_problems(file: JobFile) -> Iterator[Problem]:
-    """Yield the tables of a file that nothing that is installed reads."""
     explorer = file.explorer
     lacking = [name for name in given_tables(explorer, RunnerSection) if name not in registered(RUNNERS)]
     lacking += [name for name in given_tables(explorer, ReaderSection) if name not in registered(READERS)]

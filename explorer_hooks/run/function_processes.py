@@ -21,8 +21,6 @@ _ARGV = (sys.executable, "-P", "-m", "explorer_hooks.run.function_worker")
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The arguments that a function has by name."""
-
     names: tuple[str, ...] = ()
     required: tuple[str, ...] = ()  # those without a default
     takes_any: bool = False  # whether it takes any other, too
@@ -88,7 +86,6 @@ class FunctionProcess:
         self.signature = Signature()
 
     def start(self) -> WorkerProcess:
-        """Return the process, which is started unless it runs."""
         with self._lock:
             if self._process is not None and self._process.is_running:
                 return self._process
@@ -126,7 +123,6 @@ class FunctionProcess:
             return _failed(str(error), count)
 
     def stop(self) -> None:
-        """End the process, and start no other."""
         with self._lock:
             self._stopped, process = True, self._process
         if process is not None:

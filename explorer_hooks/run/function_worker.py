@@ -26,7 +26,6 @@ _BY_SIGNAL = 128
 
 
 def main() -> None:
-    """Import the function that the first line names, and call it until the input ends."""
     requests, answers = _own_pipes()
     _ignore_signals(requests.fileno())
     owner = os.getpid()

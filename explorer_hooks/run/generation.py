@@ -71,8 +71,6 @@ class GroupResult:
 
 
 class Generator(ABC):
-    """Generates groups of responses."""
-
     def check(self) -> None:  # noqa: B027 - most engines need not be asked
         """Ask at the start whether the engine gives what is needed; without this, the first group shows it."""
 
@@ -106,8 +104,6 @@ PermittedVersion = Callable[[], Pair | None]
 
 @dataclass(frozen=True, slots=True)
 class GeneratorContext:
-    """What a generator is opened with."""
-
     tokens: Tokens  # the model's tokenizer
     running: Callable[[], Running]  # asks the engine what it runs; several threads call it
     # Returns the version of the job that a label names, None if it names none; several threads call it.
@@ -118,12 +114,9 @@ class GeneratorContext:
 
 
 class InferenceEngine(ABC):
-    """What generates."""
-
     name: str
     """Its name in presence and log."""
     hook: Hook
-    """Loads versions into it."""
 
     @abstractmethod
     def generator(self, context: GeneratorContext) -> Generator:
@@ -131,11 +124,7 @@ class InferenceEngine(ABC):
 
 
 def version_of(running: Running, permitted: Pair | None) -> Pair | None:
-    """Return the version that an engine's work is of, None if the engine must not be given any.
-
-    Args:
-        permitted: With which version work may be done: the one that the follower confirmed, or `BEFORE_THE_FIRST`.
-    """
+    """Return the version that an engine's work is of, None if the engine must not be given any."""
     if running.paused or permitted is None:
         return None
     is_running = running.label is None if permitted == BEFORE_THE_FIRST else running.pair == permitted

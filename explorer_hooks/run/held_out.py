@@ -25,8 +25,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A set that is measured."""
-
     name: str  # its name, empty for the one of [explorer.evaluation] itself
     section: EvaluationSet  # its keys
     tasks: Tasks
@@ -37,8 +35,6 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """What became of a task."""
-
     rewards: Sequence[float] = ()  # the reward of each response; none if one of them has none
     tokens: int = 0  # tokens of all responses
     truncated: int = 0  # responses that were cut off at the most tokens
@@ -81,8 +77,6 @@ class EvaluationSets(Protocol):
 
 
 class _NoSets:
-    """What a file without evaluation sets has."""
-
     scorers: Sequence[Scorer] = ()
 
     def watcher(self, evaluator: Evaluator, records: Records) -> None:

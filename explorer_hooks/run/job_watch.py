@@ -19,7 +19,6 @@ class JobWatch:
         self._last_version = LastVersion()
 
     def reason(self) -> str:
-        """Return why the job is over for an explorer, empty while it is not."""
         if end := self._end_of_job():
             return f"the job is finished: {end}"
         return "the trainer is gone" if self._trainer_is_gone() else ""

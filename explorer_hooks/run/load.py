@@ -38,17 +38,12 @@ def load_file(
 
 
 def _run_checks(file: JobFile) -> Iterator[Problem]:
-    """Yield the problems for `explorer run` that no single key shows."""
     yield from file_problems(file, "run")
     yield from task_problems(file)
 
 
 def file_problems(file: JobFile, verb: str) -> Iterator[Problem]:
-    """Yield the problems that no single key shows, those of parts' tables among them.
-
-    Args:
-        verb: The command that reads the file: `run`, or that of a part.
-    """
+    """Yield the problems that no single key shows, those of parts' tables too; `verb`: `run`, or a part's command."""
     yield from _names(file)
     yield from lacking_problems(file)
     yield from _engine(file)
@@ -101,7 +96,6 @@ def _engine(file: JobFile) -> Iterator[Problem]:
 
 
 def _command(engine: InferenceSection) -> Iterator[Problem]:
-    """Yield what keeps an explorer from starting its server."""
     if engine.kind not in _SERVERS:
         if engine.command or engine.reload == "restart":
             text = f"a command starts a server, and kind is {engine.kind}"
@@ -124,7 +118,6 @@ def _command(engine: InferenceSection) -> Iterator[Problem]:
 
 
 def explorer_loader(check: Callable[[JobFile], Iterator[Problem]]) -> Loader:
-    """Return what reads the file for one command of explorers."""
     tables, required = ("job", "model", "sync", "explorer"), ("job", "model", "explorer")
     return Loader(tables=tables, required=required, check=check, hint="explorer config docs")
 

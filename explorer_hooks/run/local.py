@@ -107,7 +107,6 @@ def draw(
 def _chosen(
     logits: torch.Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a token and its log-prob for each row."""
     logprobs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
     if bool(logprobs.isnan().any()):
         hint = "syncd verify JOB --deep; then start it again"
@@ -188,8 +187,6 @@ class LocalGenerator(Generator):
 
 
 class LocalEngine(InferenceEngine):
-    """A model in this process, which is loaded and ready to generate."""
-
     def __init__(self, file: JobFile) -> None:
         self.name, self._rows = file.explorer.engine.kind, file.explorer.engine.rows
         self.hook: TransformersHook = open_hook(file)

@@ -37,8 +37,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FollowedEngine:
-    """An engine that follows the job."""
-
     file: JobFile  # the job's file, with the address of a server that was started
     engine: InferenceEngine
     follower: Follower  # loads versions from files

@@ -53,7 +53,6 @@ class Records:
 
 
 def batch_figures(rewards: Sequence[float], tokens: int, seconds: float) -> dict[str, Any]:
-    """Return what is recorded of each batch: how much it is, how fast it was made, and its mean reward."""
     return {
         "at": time.time(),
         "rollouts": len(rewards),
@@ -66,7 +65,6 @@ def batch_figures(rewards: Sequence[float], tokens: int, seconds: float) -> dict
 
 
 def record_batch(metrics: Records, client: Client, path: str, line: Mapping[str, Any]) -> None:
-    """Record a batch that was written, in the file of metrics, the presence and the log."""
     metrics.add(line)
     shown = {key: value for key, value in line.items() if key != "at"}
     client.describe({"explorer": shown}, now=False)
@@ -75,14 +73,11 @@ def record_batch(metrics: Records, client: Client, path: str, line: Mapping[str,
 
 @dataclass(frozen=True, slots=True)
 class TaskCursor:
-    """A position in the order of tasks."""
-
     epoch: int  # the epoch, from 0
     position: int  # the index in its order of the next task
     batches: int  # batches written before this position
 
     def behind(self, epoch: int, position: int, *, batch: bool) -> "TaskCursor":
-        """Return the position behind a task, one batch later if there is one."""
         return TaskCursor(epoch, position + 1, self.batches + batch)
 
     @property

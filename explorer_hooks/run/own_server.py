@@ -71,7 +71,6 @@ def free_port() -> int:
 
 @contextmanager
 def _running(options: RestartOptions, host: str, port: int, path: str, stop: Stop) -> Iterator[str]:
-    """Yield the address of a server that runs; stop it in the end."""
     if is_taken(host, port):
         hint = f"ss -ltnp 'sport = :{port}'"
         raise EngineDeadError(f"port {port} of {host} is in use by another process", hint=hint)

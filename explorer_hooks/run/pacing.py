@@ -36,12 +36,6 @@ version that is due; wait: for room, and load a version that appears meanwhile."
 
 
 def decide(*, is_over: bool, is_ready: bool, is_due: bool, has_room: bool) -> Next:
-    """Return what an explorer does next.
-
-    Args:
-        is_over: Whether it ends: the trainer is gone, for example, or all tasks are done.
-        is_ready: Whether the engine runs an applied version that is recent enough.
-    """
     if is_over:
         return "end"
     if not is_ready:

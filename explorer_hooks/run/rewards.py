@@ -38,10 +38,7 @@ def exact_match(prompt: str, response: str, task: Mapping[str, Any]) -> float:  
 
 
 def math_reward(prompt: str, response: str, task: Mapping[str, Any]) -> float:  # noqa: ARG001 - as all are called
-    """Return 1 if the final answer of the response is the task's, else 0.
-
-    The task's answer may itself be a worked solution, as in many data sets.
-    """
+    """Return 1 if the final answer of the response is that of the task, which may be a worked solution, else 0."""
     answer = final_answer(response)
     return 0.0 if answer is None else float(same_answer(answer, expected_answer(task)))
 
@@ -122,10 +119,7 @@ def combined(parts: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
 
 
 def _only_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an info as plain data, whatever classes the function has its numbers from.
-
-    A value that JSON does not have, such as NaN or a set, becomes text; what is beside it stays what it is.
-    """
+    """Return an info as plain data; a value that JSON does not have, such as NaN or a set, becomes text by itself."""
     plain = {}
     for name, value in info.items():
         try:

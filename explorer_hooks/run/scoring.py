@@ -41,8 +41,6 @@ class ScoredGroup:
 
 
 class Scorer(Protocol):
-    """Scores responses."""
-
     @property
     def needs_groups(self) -> bool:
         """Return whether it compares the responses of a group."""
@@ -87,8 +85,6 @@ def _close(scorers: Iterable[Scorer]) -> None:
 
 
 class BuiltInScorer:
-    """Scores with a built-in function, in this process."""
-
     needs_groups = False
 
     def __init__(self, function: str) -> None:
@@ -108,10 +104,7 @@ class BuiltInScorer:
 
 
 class AutoScorer:
-    """Scores tasks of reasoning_gym as it does, once there are some, and compares other responses with the answer.
-
-    Several threads call it.
-    """
+    """Scores tasks of reasoning_gym as it does, other responses by the task's answer. Several threads call it."""
 
     needs_groups = False
 
@@ -185,7 +178,6 @@ class FunctionScorer:
         return {name: value for name, value in arguments.items() if name in self._named}
 
     def _call(self, call: tuple[dict[str, Any], int | None]) -> list[Score]:
-        """Return what the function says, after as many attempts as it needs and has."""
         scores = self._processes.call(*call)
         for attempt in range(self._retries):
             problem = next((score.problem for score in scores if score.problem), "")
@@ -198,8 +190,6 @@ class FunctionScorer:
 
 
 class WeightedScorer:
-    """Adds up what several functions say."""
-
     def __init__(self, parts: Mapping[str, Scorer], weights: Mapping[str, float]) -> None:
         self._parts, self._weights = parts, weights
         self.needs_groups = any(part.needs_groups for part in parts.values())

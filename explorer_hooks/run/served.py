@@ -177,11 +177,7 @@ class ServerGenerator(Generator):
     ) -> GroupResult:
         """Return a group, each response with the versions that the server names for its tokens if it does.
 
-        Args:
-            first: The version that ran before the group.
-            last: The version that ran after it.
-            began: What the engine said before it.
-            ended: What it said after it.
+        Before the group `first` ran and the engine said `began`, after it `last` and `ended`.
         """
         unproven, pending = ended.unproven_since(began), ended.pending_since(began)
         labelled = [self._versions(answer, first, last, unproven, pending) for answer in answers]
@@ -239,7 +235,6 @@ class ServerGenerator(Generator):
     def _answers(
         self, asked: GroupRequest, began: Running, given_up: threading.Event
     ) -> tuple[ServerAnswer, ...]:
-        """Send a request until it is answered, a bounded number of times."""
         for attempt in range(self._retries + 1):
             if attempt and given_up.wait(backoff(attempt)):
                 raise EngineUnreachableError("given up")
@@ -305,8 +300,6 @@ def served_model(server: HttpClient, key: str = "explorer.engine.model") -> str:
 
 
 class ServerEngine(InferenceEngine):
-    """A server."""
-
     def __init__(self, file: JobFile) -> None:
         self._file, section = file, file.explorer.engine
         kind = _ADAPTER_HOOKS[section.kind] if file.model.publishes_adapters else section.kind

@@ -62,8 +62,6 @@ class ServerAnswer(NamedTuple):
 
 
 class ServerApi(ABC):
-    """A server's format of requests for groups."""
-
     path: ClassVar[str]
 
     @abstractmethod
@@ -256,7 +254,6 @@ def _counted(choices: object, asked: GroupRequest) -> Sequence[object]:
 
 
 def _response(choice: object, ids: str, values: object, reason: object, asked: GroupRequest) -> Response:
-    """Return a response, checked."""
     if not isinstance(reason, str) or reason not in _FINISHED:
         raise MalformedError(f"a response ended with {reason!r}")
     tokens = _optional(choice, ids)

@@ -21,7 +21,6 @@ EVERY = 60.0  # seconds between two log lines about the wait
 
 
 def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
-    """Return the layers of a file, or of one stage of it."""
     entries = list(_entries(whole.table.get("stages")))
     names = [str(entry["name"]) for entry in entries]
     if stage is None and not names:
@@ -38,10 +37,7 @@ def stage_layers(whole: Layer, stage: str | None) -> list[Layer]:
 
 
 def wait_for(file: JobFile, stage: str, clock: Clock | None = None) -> JobFile | str:
-    """Wait until a stage has begun; return its file with the model from which it started, or why it is not explored.
-
-    Logs what it waits for, at once and each minute.
-    """
+    """Wait until a stage has begun; return its file with the model it started from, or why it is not explored."""
     log.configure(file.explorer.log, sys.stderr)
     clock, directory = clock or SystemClock(), os.path.dirname(file.job.dir)
     begin, logged_at = clock.monotonic(), float("-inf")

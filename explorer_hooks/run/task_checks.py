@@ -31,7 +31,6 @@ def task_problems(file: JobFile) -> Iterator[Problem]:
 
 
 def reward_problems(file: JobFile) -> Iterator[Problem]:
-    """Yield what is wrong with rewards, and with what is made of them."""
     yield from _rewards(file)
     yield from _difficulty(file)
 

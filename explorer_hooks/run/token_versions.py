@@ -15,8 +15,6 @@ from syncd.protocol.version import Pair
 
 
 class LabelSpan(NamedTuple):
-    """The weights with this label chose the tokens from `start` up to, without, `end`."""
-
     start: int
     end: int
     label: str
@@ -42,7 +40,6 @@ class TokenVersions:
         return TokenVersions(self.spans, self.unproven_if_passed)
 
     def first(self, count: int) -> "TokenVersions":
-        """Return the versions of the first tokens alone."""
         masks = (self.unproven, self.unproven_if_passed)
         unproven, if_passed = (None if mask is None else mask[:count] for mask in masks)
         spans = tuple(span for span in self.spans if span.start < count)

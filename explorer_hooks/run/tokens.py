@@ -76,8 +76,6 @@ def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
 
 
 class TransformersTokens(Tokens):
-    """transformers' tokenizer, with chat templates."""
-
     @property
     def size(self) -> int:
         return len(self.tokenizer)

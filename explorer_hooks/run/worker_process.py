@@ -116,7 +116,6 @@ class WorkerProcess:
                     left = left[self._input.write(left) or 0 :]
 
     def _read(self) -> None:
-        """Hand answers to those who wait, until the process has ended or writes what is none."""
         problem = ""
         try:
             problem = self._hand_over()

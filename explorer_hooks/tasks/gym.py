@@ -46,7 +46,6 @@ class GymTasks:
 
     @property
     def digest(self) -> str:
-        """Return the digest of what the tasks follow from."""
         made = hasher()
         release = getattr(_library(), "__version__", "")
         identity = [self.generator, release, self.seed, self.size, self.options]

@@ -16,11 +16,7 @@ _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 
 def read_data_set(source: str, section: TaskSetSection) -> ReadTasks:
-    """Return the tasks of a data set: all rows of one split.
-
-    Args:
-        source: A directory that `save_to_disk` wrote or that has data files, or a name.
-    """
+    """Return all rows of a split as tasks; `source`: a directory of `save_to_disk` or with data files, or a name."""
     split = section.split or _SPLIT
     data, where = _opened(source, split, section.subset), f"{source}, split {split}"
     Columns.of(section).check(list(data.column_names), where)

@@ -1,7 +1,4 @@
-"""All tasks of a program, and their order. The order follows from a seed and the epoch alone.
-
-So a position in it, epoch and index, is all that a restart needs.
-"""
+"""All tasks of a program, and their order, which follows from seed and epoch: a restart needs only a position."""
 
 import random
 from bisect import bisect_right
@@ -20,8 +17,6 @@ TASK_SET = "task_set"  # the field of a task that names its set, if there are se
 
 @dataclass(frozen=True, slots=True)
 class NamedSet:
-    """A set among others."""
-
     name: str
     tasks: TaskSet
     weight: float  # its share of an epoch in relation to the other sets
@@ -78,13 +73,10 @@ class Tasks(Sequence[Task]):
         return sum(self.quotas)
 
     def order(self, seed: str | None, epoch: int) -> Sequence[int]:
-        """Return the indices of an epoch's tasks in their order.
+        """Return the indices of an epoch's tasks in their order, with the seed None in the order of the source.
 
         Each set is gone through in passes of its own, which do not end with the epoch: all its tasks are taken once
         before one of them is taken again.
-
-        Args:
-            seed: The seed; None for the order of the source.
         """
         return _order(self, seed, epoch)
 

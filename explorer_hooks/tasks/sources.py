@@ -102,7 +102,6 @@ def _read(section: TaskSetSection, directory: str) -> TaskSet:
 
 
 def _refuse(section: TaskSetSection, keys: frozenset[str], how: str) -> None:
-    """Raise if a key was given that means nothing to the source."""
     for key in sorted(keys & section.model_fields_set):
         raise ConfigError(
             f"{key} has no effect on tasks that are {how}", path=section.source, hint=f"leave {key} out"

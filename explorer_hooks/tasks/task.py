@@ -34,10 +34,7 @@ class Task:
 
 
 class TaskSet(Protocol):
-    """The tasks of one source. A source reads or generates them; everything else uses this.
-
-    Two sets with the same digest have the same tasks in the same order, in every process.
-    """
+    """The tasks of one source; sets with one digest have the same tasks in the same order, in every process."""
 
     @property
     def digest(self) -> str:

@@ -19,13 +19,7 @@ _ENGINE, _JOB, _IMAGE = "@ENGINE@", "job", "syncd.def"
 
 
 def job_files(recipe: str, engine: str | None, model: str) -> dict[str, str]:
-    """Return the files of a recipe by name.
-
-    Args:
-        recipe: One of `RECIPES`.
-        engine: One of `ENGINES`, None for sft, which has no explorers.
-        model: The absolute path of the model's directory.
-    """
+    """Return the files of a recipe by name; `engine` is None for sft, which has no explorers; `model` is absolute."""
     text = _read(f"{recipe}.toml").replace("@DOCS@", DOCS)
     text = text.replace("@MODEL@", json.dumps(model, ensure_ascii=False))
     if engine is None:
@@ -56,7 +50,6 @@ def _checked_engine(recipe: str, engine: str | None) -> str | None:
 
 
 def _checked_model(model: str) -> str:
-    """Return the absolute path of a model's directory."""
     path = os.path.abspath(os.path.expanduser(model))
     if "$" in path or not path.isprintable():
         raise UsageError("a job's file cannot name this path", path=path, hint="use a symbolic link")

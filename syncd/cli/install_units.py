@@ -47,8 +47,6 @@ class FileState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UnitRequest:
-    """What the units are written for."""
-
     user: bool  # for a user's service manager instead of the system's
     command: tuple[str, ...]  # the words that start syncd
     # User of daemons and followers, and group unless it is the user's first; the system's files only.
@@ -59,13 +57,10 @@ class UnitRequest:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file to write."""
-
     path: str  # where, absolute
     text: str
 
     def state(self) -> FileState:
-        """Return how the file that exists differs."""
         with storage_errors(self.path):
             try:
                 there = Path(self.path).read_text(encoding="utf-8", errors="replace")
@@ -82,7 +77,6 @@ def this_command() -> tuple[str, ...]:
 
 
 def unit_files(request: UnitRequest, base: str) -> list[UnitFile]:
-    """Return the files to write below a directory such as /etc."""
     for name in (*request.owner, *request.engines):
         if name is not None and not _NAME.fullmatch(name):
             raise UsageError(f"{name!r} cannot be the name of a user, group or engine")
@@ -115,7 +109,6 @@ def source_directory() -> str:
 
 
 def rendered(text: str, request: UnitRequest) -> str:
-    """Return a file with the command and the user of a request."""
     user, unix_group = request.owner
     text = text.replace(_COMMAND, " ".join(map(quoted, request.command)))
     runs_as = f"User={user}\n" + (f"Group={unix_group}\n" if unix_group else "")
@@ -141,7 +134,6 @@ def closed_directory(path: str) -> str | None:
 
 
 def next_commands(request: UnitRequest) -> list[str]:
-    """Return the commands to run once the files are written."""
     control, unit = ("systemctl --user", "syncd-user") if request.user else ("systemctl", "syncd")
     start = [
         f"{control} daemon-reload",

@@ -68,5 +68,4 @@ def main() -> NoReturn:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     return console.run(syncd, "syncd", args)

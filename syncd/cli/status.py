@@ -25,8 +25,6 @@ _LINES_OF_A_PROBLEM = 2
 
 
 class _StatusCommand(click.Command):
-    """A command whose usage errors are a state of monitoring, too."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the line; with --check an error ends as UNKNOWN, because 2 would mean critical."""
         is_check = "--check" in args and not ctx.resilient_parsing
@@ -116,13 +114,7 @@ def status(
 
 
 class _StatusSource:
-    """Reads the status of a job whose mount may not answer.
-
-    Args:
-        job: The job directory, as it was given.
-        state_dir: The state directory, as it was given.
-        patience: Seconds that one operation on the mount may take.
-    """
+    """Reads the status of a job whose mount may not answer; one operation on it may take `patience` seconds."""
 
     def __init__(self, job: str, state_dir: str | None, patience: float) -> None:
         from syncd.stall.worker import StallGuard  # noqa: PLC0415
@@ -134,11 +126,7 @@ class _StatusSource:
         self._viewer: JobViewer | None = None
 
     def read(self, seconds: float = 0.0) -> dict[str, Any]:
-        """Return the status document.
-
-        Args:
-            seconds: Seconds to watch heartbeats at most.
-        """
+        """Return the status document; watch heartbeats for `seconds` at most."""
         from syncd.views import documents  # noqa: PLC0415
 
         return documents.status(self._guard(lambda: self._open().read_until_known(seconds)))

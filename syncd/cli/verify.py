@@ -88,7 +88,6 @@ def _verify(job: Job, number: int | None, *, deep: bool) -> tuple["Step", str, l
 
 
 def _verified_shortcut(job: Job, step: "Step", level: str) -> dict[str, Any] | None:
-    """Return what was found of the shortcut of a good step, None if it has none."""
     from syncd.daemon.examine import VerifyLevel, shortcut_problem_of  # noqa: PLC0415
     from syncd.protocol.manifest import damaged_records, read_manifest  # noqa: PLC0415
 

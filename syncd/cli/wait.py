@@ -24,8 +24,6 @@ _PAIR = re.compile(r"(?:(\d{1,16})\.)?(\d{1,16})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class NewerThan:
-    """What `--newer-than` asks for."""
-
     generation: int | None  # the generation, None where only a step was given
     step: int
 
@@ -110,11 +108,9 @@ def wait(
 
 
 def wait_for(job: Job, than: NewerThan | None, timeout: float) -> Version:
-    """Return the first version that is newer.
+    """Return the first version that is newer than `than`, or any if that is None; the job need not exist yet.
 
     Args:
-        job: The job, which need not exist yet.
-        than: What it must be newer than; None: any version will do.
         timeout: Seconds to wait at most; the job is read once at least.
     """
     clock = SystemClock()

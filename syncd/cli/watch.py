@@ -59,11 +59,7 @@ def watch(job: str, only_once: bool, state_dir: str | None, **overrides: Any) ->
 
 
 def once(job: Job, overrides: Mapping[str, Any], *, empty_trash: bool = False) -> None:
-    """Lead the job for one cycle.
-
-    Args:
-        empty_trash: Wait until removed steps are deleted.
-    """
+    """Lead the job for one cycle; with `empty_trash` wait until removed steps are deleted."""
     from syncd.daemon.run import run_once  # noqa: PLC0415
     from syncd.daemon.service import Daemon  # noqa: PLC0415
 
@@ -91,9 +87,6 @@ def daemon_loop(
     """Yield a daemon as a service, and the loop that runs it.
 
     Args:
-        name: The job directory, as it was given.
-        state_dir: The state directory, as it was given.
-        overrides: The options that were given.
         mirror_of: What a mirror copies into the job; None for a daemon of its own.
         calls: Where the process notes its calls of file systems; a place of the daemon's own unless given.
     """
@@ -134,10 +127,7 @@ def daemon_loop(
 
 
 def open_observers(job: Job, config: DaemonConfig, attend: TrackCall) -> "tuple[Observers, Observers]":
-    """Return the observers of the daemon, and those of them that write nothing to the job's mount.
-
-    They are the log on stderr, the job's journal, and metrics if configured.
-    """
+    """Return the observers of the daemon, and those of them that write nothing to the job's mount."""
     from syncd.observe.events import Observers  # noqa: PLC0415
     from syncd.observe.journal import Journal  # noqa: PLC0415
 

@@ -56,11 +56,7 @@ async def _to_its_end(work: "asyncio.Future[T]", cancel: threading.Event) -> T:
 
 
 class AsyncClient:
-    """`Client` for asyncio: each of its methods as a coroutine.
-
-    Args:
-        client: The connection; `open` makes it.
-    """
+    """`Client` for asyncio: each of its methods as a coroutine. `open` makes it."""
 
     connect: ClassVar[Callable[..., Any]] = Client.open
 
@@ -100,7 +96,6 @@ class AsyncClient:
 
     @property
     def confirmed(self) -> Pair | None:
-        """Return the version that this process confirmed last."""
         return self.client.confirmed
 
     async def __aenter__(self) -> Self:

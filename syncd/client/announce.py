@@ -28,8 +28,7 @@ class StepAnnouncer:
 
     Args:
         own: The presence of the trainer; None for another process that publishes, such as a rank or a script.
-        fence: A directory through which steps are announced (`StepWriter`): a process that loses it can no longer
-            announce. Empty for none.
+        fence: As for `StepWriter`: a process that loses it can no longer announce. Empty for none.
     """
 
     def __init__(self, job: Job, own: OwnPresence | None, poller: Poller, fence: str = "") -> None:
@@ -71,7 +70,6 @@ class StepAnnouncer:
         return self._announce(wanted, rewind=False)
 
     def count_receipts(self, step: int) -> int:
-        """Return the number of writers of the newest save of a step that are done."""
         receipts = self._receipts(step)
         last = max(receipts, key=lambda receipt: receipt.written_at, default=None)
         return sum(last is not None and receipt.attempt == last.attempt for receipt in receipts)

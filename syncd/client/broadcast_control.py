@@ -3,7 +3,7 @@
 The trainer decides alone. Once every explorer that takes part asks, it writes the step and each explorer's ask into
 its own presence, in one file; an explorer takes part exactly if that record names its present ask. The trainer then
 offers a group through rendezvous files, writes the round into its presence, and, once members have posted what they
-received, writes whether the round counts. The explorer's side is in `membership`.
+received, writes whether the round counts. The explorer's side is in `broadcast_membership`.
 """
 
 import contextlib
@@ -57,9 +57,7 @@ class BroadcastSide:
     def take_part(self, backend: str | None, gpu: Gpu | None = None) -> None:
         """Publish whether this process takes part in broadcasts.
 
-        Args:
-            backend: The backend that it always supports; None to take no part.
-            gpu: The GPU on which it supports NCCL too.
+        `backend` is what it always supports, None to take no part; `gpu` is where it supports NCCL too.
         """
         own = self._client.own(None, "a broadcast")
         others = {key: value for key, value in own.info.items() if key not in (TAKES_PART, GPU)}
@@ -85,8 +83,6 @@ class BroadcastSide:
 
 
 class BroadcastControl(BroadcastSide):
-    """The trainer's side of broadcasts."""
-
     @guarded
     def members(self, backend: str) -> dict[str, Presence]:
         """Return the living explorers that take part in broadcasts over a backend."""
@@ -101,11 +97,7 @@ class BroadcastControl(BroadcastSide):
         *,
         members: Collection[str] | None = None,
     ) -> dict[str, int]:
-        """Wait until the explorers are ready for a broadcast, and record the agreement.
-
-        Args:
-            timeout: Seconds to wait; the client's unless given.
-            members: The explorers that are asked, if they live; all living ones unless given.
+        """Wait until the living explorers, or those among `members`, are ready for a broadcast; record the agreement.
 
         Returns:
             The ask of each explorer that takes part; empty if there is no broadcast: no explorer is there, or not
@@ -134,16 +126,7 @@ class BroadcastControl(BroadcastSide):
         bucket: int = 0,
         secret: str = "",
     ) -> Offer:
-        """Offer a group to living explorers.
-
-        Args:
-            address: The address of the group's store.
-            tensors: Name, dtype and shape of each tensor, in the order of sending.
-            backend: nccl or gloo.
-            members: The explorers that it is offered to, if they live; all living ones unless given.
-            bucket: Bytes that are sent at once.
-            secret: The prefix of the keys in the group's store.
-        """
+        """Offer a group to the living explorers, or those among `members`; `Offer` says what the arguments mean."""
         job, own = self._client.job, self._client.own("trainer", "a group")
         living = sorted(self._client.explorers.living())
         chosen = tuple(name for name in living if members is None or name in members)
@@ -176,8 +159,7 @@ class BroadcastControl(BroadcastSide):
     def close_group(self, timeout: float | None = None) -> tuple[str, ...]:
         """End the group once all living members have left it, so that nothing is sent to one that is leaving.
 
-        Returns:
-            The living members that had not left in time.
+        Those that had not left in time are returned.
         """
         offer = self._offer
         if offer is None:

@@ -33,8 +33,6 @@ _SOON = 5.0  # seconds within which a round follows its agreement; a trainer tha
 
 
 class BroadcastMembership(BroadcastSide):
-    """The explorer's side of broadcasts."""
-
     @guarded
     def is_wanted(self) -> bool:
         """Return whether a trainer that broadcasts waits for explorers now."""
@@ -62,11 +60,7 @@ class BroadcastMembership(BroadcastSide):
     def wait_for_weights(
         self, current: int = NOTHING, timeout: float | None = None
     ) -> Round | Version | None:
-        """Ask for weights, and wait until they come by a broadcast or through files.
-
-        Args:
-            current: The step that the explorer runs.
-            timeout: Seconds to wait; the client's unless given.
+        """Ask for weights newer than the step `current`, and wait until they come by a broadcast or through files.
 
         Returns:
             A round that has begun, or has failed already; a version to load from files; None if nothing is newer,
@@ -144,15 +138,11 @@ class BroadcastMembership(BroadcastSide):
 
     @guarded
     def confirm_published(self) -> bool:
-        """Confirm what runs if it is published by now; return whether nothing is left to confirm."""
         return self._client.follower.confirm_published()
 
     @guarded
     def is_void(self) -> bool:
-        """Return whether what runs will not be published.
-
-        Another version is published, which must be loaded; or the trainer has published that saving it failed.
-        """
+        """Return whether what runs will not be published: another is, or the trainer says that its save failed."""
         sent = self._sent()
         return (sent is not None and sent.state == FAILED) or self._client.follower.is_overruled()
 

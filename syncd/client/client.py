@@ -51,7 +51,6 @@ G = TypeVar("G", bound=Guarded)
 
 
 def guarded(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
-    """Run a method under the guard of its object."""
 
     @functools.wraps(method)
     def call(self: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -96,18 +95,11 @@ class Client(Closing):
     def __init__(
         self, job: Job, role: Role, own: OwnPresence | None, poller: Poller, ttl: float = TTL, fence: str = ""
     ) -> None:
-        """Connect a process.
-
-        Args:
-            own: Its presence; None for an observer.
-            ttl: Seconds of silence after which others count as dead.
-            fence: See `ClientOptions`.
-        """
+        """Connect a process; `own` is its presence, None for an observer. See `ClientOptions` for the rest."""
         self.job, self.role, self.poller, self.clock = job, role, poller, poller.clock
         self.identity = own.identity if own else None
         """The name of this process in the job; None for an observer."""
         self.timeout = poller.timeout
-        """The seconds that a wait lasts unless the call says otherwise."""
         self.trainers = Peers(job, job.trainers, poller.clock, ttl)
         self.explorers = Peers(job, job.explorers, poller.clock, ttl)
         self.versions = VersionReader(job, tolerant=role == "trainer", lookout=poller.lookout)
@@ -128,8 +120,6 @@ class Client(Closing):
         """Connect to a job and publish this process in it.
 
         Args:
-            job_dir: The job directory; it must exist.
-            role: trainer, explorer, or observer, which has no presence.
             identity: Its name, unique among living processes; `trainer`, or host and process unless given.
             **options: See `ClientOptions`.
 
@@ -172,11 +162,7 @@ class Client(Closing):
         return self._own.presence.applied_digest if self._own else ""
 
     def own(self, role: Role | None, what: str) -> OwnPresence:
-        """Return the presence of this process, for what only one role may do; None: all but an observer.
-
-        Raises:
-            UsageError: This process has another role.
-        """
+        """Return this process's presence; `UsageError` if it has another role. None allows all but an observer."""
         if self._own is None or role not in {None, self.role}:
             wanted = role or "trainer or explorer"
             raise UsageError(f"{what} is for the role {wanted}; this one is {self.role}")
@@ -189,13 +175,11 @@ class Client(Closing):
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Raise background errors first, and file system errors as errors of this project."""
         self.check()
         with storage_errors(self.job.root):
             yield
 
     def start_heartbeat(self) -> None:
-        """Start the thread that keeps the presence alive and reads who else is in the job."""
         self._heartbeat = Heartbeat(self.beat, max(TICK, 20 * self.poller.pace.seconds))
 
     def beat(self) -> None:
@@ -229,10 +213,7 @@ class Client(Closing):
             (own.change if now else own.change_later)(info=info)
 
     def publish_reads(self, names: Sequence[str]) -> None:
-        """Publish what this explorer reads beside steps that are stored whole, such as `READS_DELTA`.
-
-        A write that fails is repeated by a heartbeat.
-        """
+        """Publish what this explorer reads beside whole steps (`READS_DELTA`); a heartbeat repeats a failed write."""
         own = self.own("explorer", "publish_reads")
         if own.presence.reads != tuple(names):
             own.try_change(reads=tuple(names))
@@ -375,7 +356,7 @@ class Client(Closing):
         no_wait: bool = False,  # noqa: FBT001, FBT002
         timeout: float | None = None,
     ) -> int:
-        """Wait until a version is published that this explorer does not have.
+        """Wait until a version is published that this explorer does not have, and return its step.
 
         Returns `current_version` earlier if the trainer answers that nothing is newer, or if the trainer that was
         there has stopped or died.
@@ -384,9 +365,6 @@ class Client(Closing):
             current_version: The step that the explorer has; -1 for none.
             no_wait: Return at once.
             timeout: Seconds to wait; the client's unless given.
-
-        Returns:
-            The step to load, or `current_version`.
 
         Raises:
             TimedOutError: No version came.
@@ -411,9 +389,6 @@ class Client(Closing):
     @contextlib.contextmanager
     def lease(self, version: int | Pair | Version) -> Iterator[Leased]:
         """Keep a version from being removed while an explorer reads it, or a trainer adds files to it.
-
-        Args:
-            version: A step, a pair, or what `latest_version` returned.
 
         Raises:
             TryAgainError: The step is gone, or was written again: read the newest version instead.
@@ -451,11 +426,7 @@ class Client(Closing):
         timeout: float | None = None,
         what: str = "waiting for a condition",
     ) -> T:
-        """Wait until a predicate returns something true, and return that; an error says what the wait was for.
-
-        Raises:
-            TimedOutError: It never did.
-        """
+        """Wait until a predicate returns something true, and return that; an error says `what` the wait was for."""
         poll = lambda: (value,) if (value := predicate()) else None  # noqa: E731
         return self.poller.until(poll, what, timeout)[0]
 

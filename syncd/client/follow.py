@@ -182,11 +182,7 @@ _POLLS_PER_TRAINER = 4
 
 
 class VersionFollower:
-    """Knows which version an explorer runs, and which published version is news to it.
-
-    Args:
-        own: The presence of the explorer; None for an observer.
-    """
+    """Knows which version an explorer runs, and which is news to it; `own` is None for an observer."""
 
     def __init__(
         self, versions: VersionReader, trainers: Peers, own: OwnPresence | None, poller: Poller
@@ -245,7 +241,6 @@ class VersionFollower:
         self._publish_applied(pair, version.digest if isinstance(version, Version) else self._digest_of(pair))
 
     def set_ahead(self, ahead: UnpublishedStep) -> None:
-        """Publish that a step runs before it is published."""
         own = self._require_own()
         self.ahead = ahead
         # The step runs whether or not this can be written now: a heartbeat repeats a write that fails.

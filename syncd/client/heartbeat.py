@@ -13,12 +13,7 @@ from syncd.protocol.presence import HEARTBEAT, RunningStatus, path_of
 
 
 class Heartbeat:
-    """A thread that calls a function again and again until it is stopped.
-
-    Args:
-        beat: The function; it must not raise.
-        every: Seconds between two calls.
-    """
+    """A thread that calls `beat`, which must not raise, at intervals of `every` seconds until it is stopped."""
 
     def __init__(self, beat: Callable[[], None], every: float) -> None:
         self._beat, self._every = beat, every
@@ -41,8 +36,7 @@ class Heartbeat:
 def leasing(job: Job, steps: Collection[int]) -> Iterator[None]:
     """Keep steps from being removed while a tool reads them.
 
-    Args:
-        steps: The steps. Read their manifests only inside of the block: a step may have gone before.
+    Read their manifests only inside of the block: a step may have gone before.
     """
     with reading(job) as own, own.leasing(steps):
         yield
@@ -54,9 +48,6 @@ def reading(job: Job, kind: str = "reading") -> Iterator[OwnPresence]:
 
     Its presence is that of an explorer that has stopped, whose leases count as long as it beats. It is removed with
     the end of the block. After a kill the leases end as those of any process, and the daemon removes the file.
-
-    Args:
-        kind: What its name begins with.
     """
     name = f"{kind}-{uuid.uuid4().hex[:12]}"
     own = OwnPresence(job.disk, SystemClock(), job.explorers, name, status=RunningStatus.STOPPED)

@@ -62,8 +62,7 @@ class OwnPresence:
     Args:
         asked: The number that its asks continue from.
         status: What it publishes first; `STOPPED` for a process that takes no part in the job and only leases steps.
-        fence: A directory through which it is written, which whoever takes over from this process removes; empty for
-            none.
+        fence: A directory through which it is written, removed by whoever takes over; empty for none.
     """
 
     def __init__(

@@ -15,11 +15,7 @@ from syncd.protocol.process import Process
 
 
 class Peers:
-    """The trainers, or the explorers, of a job. Several threads may use it.
-
-    Args:
-        ttl: Seconds of silence after which a peer counts as dead.
-    """
+    """The trainers, or the explorers, of a job. Several threads may use it."""
 
     def __init__(self, job: Job, directory: str, clock: Clock, ttl: float = TTL) -> None:
         self._disk, self._directory, self._clock = job.disk, directory, clock
@@ -64,7 +60,6 @@ class Peers:
         }
 
     def counts(self) -> dict[RunningStatus, int]:
-        """Read the presences and return the number of peers of each status."""
         statuses = [presence.status for presence in self.read().values()]
         return {status: statuses.count(status) for status in RunningStatus}
 

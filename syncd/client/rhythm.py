@@ -72,7 +72,6 @@ class Rhythm:
         self._unpublished = unpublished
 
     def look_after(self, now: float, poll: float) -> float:
-        """Return the seconds until the next look; see `look_after`."""
         return look_after(now, self._arrivals, self._changed_at, poll)
 
 

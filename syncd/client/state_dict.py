@@ -41,8 +41,6 @@ _SHARD = re.compile(r"(?:adapter_)?model(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors"
 
 
 class TensorData(NamedTuple):
-    """One tensor."""
-
     dtype: str  # its dtype as safetensors names it: F32, BF16, ...
     shape: tuple[int, ...]
     data: bytes | memoryview  # its elements, little-endian, in C order

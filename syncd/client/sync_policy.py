@@ -17,10 +17,7 @@ NOTHING = -1  # the version of an explorer that has loaded no version
 
 
 class SyncMethod(StrEnum):
-    """How weights travel. Any case; `online` is nccl, `offline` is checkpoint.
-
-    `auto` is the one of the others that was fastest in the last syncs.
-    """
+    """How weights travel. Any case; `online` is nccl, `offline` checkpoint, `auto` the fastest in the last syncs."""
 
     NCCL = "nccl"
     CHECKPOINT = "checkpoint"
@@ -60,7 +57,6 @@ def is_new(current: int, applied: Pair | None, offered: Pair) -> bool:
     Args:
         current: The step that the explorer says it is at.
         applied: The pair that it has this step from, None if unknown.
-        offered: The published pair.
     """
     if applied is not None and applied[1] == current:
         return offered > applied
@@ -75,13 +71,7 @@ def explorer_needs_sync(step: int, interval: int = 1, offset: int = 0) -> bool:
 def trainer_needs_sync(
     style: SyncStyle, step: int, last_synced: int, interval: int = 1, *, explorer_asks: bool = False
 ) -> bool:
-    """Return whether a trainer syncs at its step.
-
-    Args:
-        style: Who decides.
-        interval: Steps between two syncs, if the trainer decides.
-        explorer_asks: Whether an explorer waits for a sync, if explorers decide.
-    """
+    """Return whether a trainer syncs at its step: every `interval` steps or, if explorers decide, when one asks."""
     if step == last_synced:
         return False
     return explorer_asks if style is SyncStyle.EXPLORER_DRIVEN else step % interval == 0

@@ -46,9 +46,7 @@ def cancelled_by(event: threading.Event) -> Iterator[None]:
 class Pace:
     """The time between two polls: short where a poll is cheap, spread where clients share a server.
 
-    Args:
-        path: The directory that is polled.
-        poll: Seconds between two polls; by the kind of mount unless given.
+    It is `poll` seconds; by the kind of the mount of `path` unless given.
     """
 
     def __init__(self, path: str, poll: float | None = None) -> None:
@@ -74,8 +72,6 @@ class Pace:
 
 
 class Deadline:
-    """The end of a wait."""
-
     def __init__(self, clock: Clock, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
             raise UsageError(f"a wait of {seconds} seconds has no end", hint="give a timeout in seconds")
@@ -113,10 +109,7 @@ class Poller:
     def until(self, poll: Callable[[], T | None], what: str, timeout: float | None = None) -> T:
         """Poll until there is a result and return it; the last poll comes after the deadline.
 
-        Args:
-            poll: Returns the result, None while there is none. File system errors are retried.
-            what: What the wait is for, for the error.
-            timeout: Seconds to wait; the poller's unless given.
+        `poll` returns None while there is none; its file system errors are retried. Errors say `what` it waits for.
         """
         deadline = Deadline(self.clock, self.timeout if timeout is None else timeout)
         since, error, polls = 0.0, None, 0
@@ -140,7 +133,6 @@ class Poller:
             self._rest(min(self.pace.after(polls), left))
 
     def pause(self) -> None:
-        """Sleep until the next poll is due."""
         self._sleep(self.pace.next())
 
     def _rest(self, seconds: float) -> None:

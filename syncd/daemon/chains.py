@@ -28,11 +28,7 @@ Lengths = dict[int, int | None]  # chain lengths that were counted already, by s
 
 
 def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> ChangeFigures | None:
-    """Return the figures of the changes of a complete step, None if it has none that can be used.
-
-    Args:
-        counted: As for `chain_length`.
-    """
+    """Return the figures of the changes of a complete step, None if it has none that can be used."""
     if step.state is not StepState.COMPLETE:
         return None
     if step.kind == "delta":
@@ -47,8 +43,7 @@ def change_figures(steps: Steps, step: Step, counted: Lengths | None = None) -> 
 def chain_length(steps: Steps, step: Step, counted: Lengths | None = None) -> int | None:
     """Return how many deltas lead from a keyframe to a step, None where a link is missing or damaged.
 
-    Args:
-        counted: What was counted before; it takes what is counted now, so that all steps together cost one pass.
+    `counted` takes what is counted now, so that all steps together cost one pass.
     """
     counted = {} if counted is None else counted
     link: Step | None = step
@@ -111,8 +106,7 @@ def catching_up(snapshot: Snapshot) -> dict[int, str]:
 def _way_back(snapshot: Snapshot) -> list[tuple[int, int, int]]:
     """Return the steps whose changes lead to the published one, newest first, as far as they are below a whole step.
 
-    Returns:
-        Each step, the step that its changes begin with, and the bytes of all changes from there to the published one.
+    Tuples of the step, what its changes begin with, and the bytes of all changes from there to the published one.
     """
     version = snapshot.version
     step = snapshot.steps.get(version.step) if version else None
@@ -127,7 +121,6 @@ def _way_back(snapshot: Snapshot) -> list[tuple[int, int, int]]:
 
 
 def _parent_and_size(step: Step) -> tuple[int, int] | None:
-    """Return what the changes of a step begin with and their bytes, None if it has none that can be used."""
     figures = change_figures({}, step)
     return None if figures is None or figures.parent is None else (figures.parent, figures.size)
 

@@ -101,13 +101,11 @@ def _modules(kind: str, before: Mapping[str, Module], after: Mapping[str, Module
 
 
 def _is_another(earlier: Module, module: Module) -> bool:
-    """Return whether it is a new run, or beats again after it counted as dead."""
     is_new_run = earlier.presence.incarnation != module.presence.incarnation
     return is_new_run or (module.alive and not earlier.alive)
 
 
 def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
-    """Yield how far each live explorer is behind whenever that changes."""
     if before.explorers is after.explorers and before.version == after.version:
         return
     for name, module in after.explorers.items():

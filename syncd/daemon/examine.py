@@ -1,7 +1,4 @@
-"""Examines one step directory: what it is, and whether its content is good enough to publish.
-
-This is for steps of this protocol; `foreign` examines those of other frameworks.
-"""
+"""Examines one step directory of this protocol: what it is, and whether its content is good enough to publish."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -41,9 +38,6 @@ def examine_native(disk: Disk, root: str, step: int, before: Step | None = None)
 
     Cost: two listings, the manifest, and one stat a file that it names; contents are not read. The other files of a
     full checkpoint are looked at once, for their size.
-
-    Args:
-        before: What it was when it was examined last.
     """
     directory = step_name(step)
     path = f"{root}/{directory}"
@@ -151,7 +145,6 @@ def _count_shards(disk: Disk, path: str, manifest: Manifest, wrong: list[str]) -
 
 
 def tree_size(disk: Disk, path: str) -> int:
-    """Return the bytes of the files below a directory, as far as `tree_stats` sees them."""
     return _size(tree_stats(disk, path))
 
 
@@ -200,8 +193,7 @@ def shortcut_problem_of(
 ) -> str:
     """Return why nobody can use the shortcut of a complete step, empty when it is proved or there is none.
 
-    Args:
-        level: How closely to verify; at `size` the containers are not read.
+    At level `size` the containers are not read.
     """
     if step.shortcut is None or step.shortcut.problem:
         return step.shortcut.problem if step.shortcut else ""

@@ -59,7 +59,6 @@ class DaemonLeader:
         """Claim the next term if the leader's place is free; otherwise stand by.
 
         Args:
-            floor: The highest pair known to be published.
             empty_trash_after: On a full disk: the grace after which the trash of dead leaders is deleted first, since
                 a claim writes a file. None while there is room.
 
@@ -91,14 +90,12 @@ class DaemonLeader:
         return term, was_removed
 
     def stand_by(self, why: str) -> None:
-        """Stop leading, since another daemon leads."""
         self.term = None
         if why != self.standing_by:
             self._reporter.publish(event_names.STANDBY_STARTED, "info", detail=why)
         self.standing_by = why
 
     def lose(self, error: FencedError) -> None:
-        """Stop leading, since a newer leader has fenced this one."""
         self.term = None
         self._reporter.publish(event_names.LEADERSHIP_LOST, "warning", detail=error.message)
 
@@ -124,13 +121,9 @@ class DaemonLeader:
         return stamped
 
     def amend(self, before: Version, version: Version) -> Version | None:
-        """Replace the version file by one of the same pair and content; return what was written.
+        """Replace the version file by one of the same pair and content, and return it with its term.
 
-        Args:
-            before: What the file held when it was read.
-
-        Returns:
-            The version with its term, None if the file holds something else by now: the next scan reads it.
+        None if the file no longer holds `before`: the next scan reads it.
         """
         assert self.term is not None  # only a leader plans
         if read_version_or_none(self._job) != before:

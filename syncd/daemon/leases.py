@@ -22,7 +22,6 @@ class Claims:
     everything: str = ""  # why every step must stay, empty where that is not so
 
     def why(self, step: int) -> str | None:
-        """Return why a step must stay, None when nobody leases or pins it."""
         return self.everything or self.steps.get(step)
 
 

@@ -17,11 +17,7 @@ NEEDED = "is stored as changes of it"  # how a reason ends why a link of a chain
 
 
 class Links:
-    """The links that must stay, each with why. Removals go from the newest delta of a chain to its keyframe.
-
-    Args:
-        steps: The steps of the scan by which the removals were decided.
-    """
+    """The links that must stay, each with why. Removals go from the newest delta of a chain to its keyframe."""
 
     def __init__(self, job: Job, steps: Mapping[int, Step]) -> None:
         self._job = job
@@ -29,7 +25,6 @@ class Links:
         self._needed: dict[int, str] = {}
 
     def why(self, step: int) -> str:
-        """Return why a step must stay, empty if no link of it is known to."""
         return self._needed.get(step, "")
 
     def keep(self, step: Step) -> None:
@@ -38,11 +33,7 @@ class Links:
             self._needed.setdefault(step.parent, f"step {step.step} stays, and {NEEDED}")
 
     def read_new(self, removed: Iterable[Step]) -> None:
-        """Take note of the deltas that were sealed since the scan.
-
-        Args:
-            removed: The steps that are being removed; all of them stay if a new step cannot be read.
-        """
+        """Take note of the deltas that were sealed since the scan; if one cannot be read, all of `removed` stay."""
         for number in _step_numbers(self._job) - self._known:
             try:
                 parent = read_manifest(self._job.disk, self._job.step(number)).parent
@@ -89,7 +80,6 @@ class _Parent(NamedTuple):
     digest: str
 
     def is_at(self, job: Job, number: int, path: str) -> bool:
-        """Return whether a directory holds it."""
         if number != self.step:
             return False
         try:

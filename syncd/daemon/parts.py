@@ -34,8 +34,6 @@ class DaemonPart(Protocol):
 
 
 class DaemonParts:
-    """All parts of one daemon."""
-
     def __init__(self, job: "Job", clock: "Clock", leader: "DaemonLeader", reporter: "EventReporter") -> None:
         kinds = registered(DAEMON_PARTS).items()
         self._parts: Mapping[str, DaemonPart] = {
@@ -44,7 +42,6 @@ class DaemonParts:
 
     @property
     def every(self) -> float:
-        """Return the seconds after which one of them wants to read presences again."""
         return min((part.every for part in self._parts.values()), default=float("inf"))
 
     def begin_term(self) -> None:

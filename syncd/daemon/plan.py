@@ -34,8 +34,6 @@ ROOM = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request."""
-
     request: Request
     done: bool  # whether it is completed; refused otherwise
     detail: str = ""  # why it is refused
@@ -77,11 +75,7 @@ class _Choice:
 
 
 def plan(snapshot: Snapshot, policy: DaemonConfig, mirrored: Mirrored | None = None) -> Plan:
-    """Decide what to publish, to answer and to remove, from the snapshot alone.
-
-    Args:
-        mirrored: Of a job that a mirror leads: what to publish. None for a job that decides itself.
-    """
+    """Decide what to publish, answer and remove, from the snapshot alone; a job without `mirrored` decides itself."""
     if snapshot.version_unread:  # what was put aside or gone back from is in it, too
         return Plan(None, "", (), decide(snapshot, policy), tuple(symptoms(snapshot)))
     if mirrored is not None:
@@ -125,10 +119,7 @@ def _is_short(snapshot: Snapshot) -> bool:
 
 
 def still_holds(decided: Plan, before: Snapshot, now: Snapshot, policy: DaemonConfig) -> bool:
-    """Return whether the plan for one snapshot is the plan for a later one, which then need not be planned.
-
-    Nothing has changed but the time, and none of the times that decide something has passed.
-    """
+    """Return whether a plan is also that of a later snapshot: only time has passed since, and no limit with it."""
     if decided.publish is not None or decided.amend is not None or decided.due_in is not None:
         return False
     limits = (policy.rewind_settle, LASTING, policy.partial_grace)
@@ -245,7 +236,6 @@ def _names_what_it_named(snapshot: Snapshot) -> bool:
 
 
 def _is_announced(step: Step, named: int | None, policy: DaemonConfig) -> bool:
-    """Return whether its writer has announced that the step may be read."""
     if step.announced_by == "itself":
         return named is None or step.step <= named or not step.is_native
     if step.announced_by == "marker":

@@ -29,7 +29,6 @@ class _Engine(NamedTuple):
     report: EngineReport | None
 
     def reason_against(self, step: Step) -> str | None:
-        """Return why it has given a step up, None if it has not."""
         reasons = (
             [version.reason for version in self.report.given_up if _key(version) == _key(step)]
             if self.report
@@ -51,7 +50,6 @@ class _Engine(NamedTuple):
         return (pair, digest) if is_loaded and not can_prove else None
 
     def may_run(self, pair: Pair) -> bool:
-        """Return whether it runs a version, runs a later one, is loading it, or may try it again."""
         presence, report = self.presence, self.report
         is_there = presence.applied is not None and presence.applied >= pair
         is_trying = report is not None and report.state in _UNDECIDED
@@ -62,7 +60,6 @@ def judged(snapshot: Snapshot, version: Version, *, reports: bool) -> Version:
     """Return a version with what is in quarantine now, and with the last good version.
 
     Args:
-        version: What is published, or about to be.
         reports: Whether to read what engines report. With thousands of them that takes too long before a publish.
     """
     engines = _engines(snapshot) if reports else []
@@ -103,7 +100,6 @@ def _damaged(snapshot: Snapshot) -> Iterator[Quarantined]:
 
 
 def _given_up(snapshot: Snapshot, engines: list[_Engine]) -> Iterator[Quarantined]:
-    """Yield the steps that all living engines that tried them, and at least two, have given up."""
     version = snapshot.version
     if version is None:
         return

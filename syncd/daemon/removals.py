@@ -46,7 +46,6 @@ class Removals:
 
     Args:
         leader: Its heartbeat continues during long removals.
-        scanner: Forgets the steps that are removed.
         background: Runs slow work that nothing waits for: emptying the trash.
     """
 
@@ -80,24 +79,18 @@ class Removals:
         return next(iter((*moves, *self._stuck.values())), None)
 
     def begin_term(self, term: Term) -> None:
-        """Remove in a term that was just claimed."""
         self._term = term
         self._trash = Trash(self._job, term, self._clock, self._scanner.presences)
         self._left_since = {}
 
     def begin_round(self, scanned: float) -> None:
-        """Try again what could not be moved: a full scan has just begun.
-
-        Args:
-            scanned: When it began, on this host's clock.
-        """
+        """Try again what could not be moved: a full scan has just begun, at `scanned` on this host's clock."""
         self._scanned = scanned
 
     def rescue_links(self, snapshot: Snapshot, *, again: bool) -> bool:
         """Put back from the trash what steps are stored as changes of; return whether there was anything.
 
-        Args:
-            again: Look for what could not be put back before, too.
+        With `again` look also for what could not be put back before.
         """
         if snapshot.steps is self._searched and not again:
             return False
@@ -130,7 +123,6 @@ class Removals:
     # --- steps and attempts -------------------------------------------------------------------------------------
 
     def prune(self, plan: Plan, snapshot: Snapshot) -> Snapshot:
-        """Remove the steps that a plan removes, and return the snapshot without them."""
         if self._noted is not plan.decisions:
             self._noted = plan.decisions
             for decision in self._noted:
@@ -238,7 +230,6 @@ class Removals:
             disk.unlink(aside)
 
     def _dead(self, snapshot: Snapshot) -> Dead:
-        """Return the modules whose leases are void, each with its last heartbeat."""
         kinds = ((self._job.explorers, snapshot.explorers), (self._job.trainers, snapshot.trainers))
         return {
             path_of(directory, name): (module.presence.incarnation, module.presence.beat)
@@ -250,7 +241,6 @@ class Removals:
     # --- the trash ----------------------------------------------------------------------------------------------
 
     def empty_trash(self, snapshot: Snapshot, config: DaemonConfig) -> None:
-        """Delete in the background what has been in the trash for its grace time."""
         now = self._clock.monotonic()
         if now - self._emptied < min(TRASH_EVERY, max(config.trash_grace, 0.1)):
             return

@@ -29,11 +29,7 @@ _EVENT_OF_PROBLEM = {
 
 
 class EventReporter:
-    """Publishes events to the observers.
-
-    Args:
-        observer: Hears every event; another thread empties the trash, so it takes events from any.
-    """
+    """Publishes events to `observer`, which takes them from any thread: another one empties the trash."""
 
     def __init__(self, observer: Observer, clock: Clock) -> None:
         self._observer, self._clock = observer, clock
@@ -60,7 +56,6 @@ class EventReporter:
         self._problems = set(now)
 
     def publish_quarantine(self, before: Version | None, after: Version | None) -> None:
-        """Publish each step that has just been put aside."""
         reported = before.quarantined if before else frozenset()
         for entry in after.quarantine if after else ():
             if (entry.step, entry.digest) not in reported:
@@ -87,7 +82,6 @@ class EventReporter:
         )
 
     def publish_mount(self, before: MountTrouble | None, now: MountTrouble | None) -> None:
-        """Publish the state of the file system if it has changed."""
         was = before.state if before else MountState.OK
         if now is not None and now.state is not was:
             fields = {"state": now.state, "detail": now.message, "hint": now.hint}
@@ -109,7 +103,6 @@ def totals(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def change_fields(snapshot: Snapshot, number: int) -> dict[str, Any]:
-    """Return the log fields of a step's changes, none if it has no changes that can be used."""
     figures = change_figures(snapshot.steps, snapshot.steps[number])
     if figures is None:
         return {}

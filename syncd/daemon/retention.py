@@ -16,8 +16,6 @@ from syncd.protocol.step import Step, StepState
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether one step is kept or removed."""
-
     step: int
     keep: bool  # whether it is kept
     rule: str  # the rule that decided, a stable name
@@ -31,7 +29,6 @@ RIVAL_GRACE = 60.0
 
 
 def decide(snapshot: Snapshot, policy: DaemonConfig) -> tuple[Decision, ...]:
-    """Return a decision for each step of a snapshot, by step."""
     steps = sorted(snapshot.steps.values(), key=lambda step: step.step)
     if snapshot.version is None:
         why = snapshot.version_problem or "nothing is published yet"
@@ -78,7 +75,6 @@ def is_abandoned(step: Step, snapshot: Snapshot) -> bool:
 
 
 def is_quarantined(step: Step, snapshot: Snapshot) -> bool:
-    """Return whether the step was put aside with the content that it has."""
     return snapshot.version is not None and (step.step, step.digest) in snapshot.version.quarantined
 
 

@@ -102,7 +102,6 @@ class DaemonLoop:
         self._watchdog.close()
 
     def _watch_over(self, worker: WorkerThread[None]) -> None:
-        """Report until the work has ended, or must be abandoned."""
         asked: float | None = None
         while worker.is_running:
             self._reported.wait(self._watchdog.every)
@@ -120,7 +119,6 @@ class DaemonLoop:
     # --- in the thread that works ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Work until the end, then release the lead."""
         daemon = self._daemon
         watcher = Watcher(
             daemon.job,
@@ -204,7 +202,6 @@ class DaemonLoop:
         return False
 
     def _reload(self) -> None:
-        """Read the configuration again; report an invalid one and keep the old one."""
         daemon = self._daemon
         self._manager.reloading()
         try:
@@ -260,7 +257,6 @@ def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None
 
 
 def _require_version_read(daemon: Daemon) -> None:
-    """Fail if nothing could be decided, because what is published cannot be read."""
     if daemon.snapshot.version_unread:
         path = daemon.job.version
         message = f"the published version is unknown: {daemon.snapshot.version_problem}"
@@ -268,7 +264,6 @@ def _require_version_read(daemon: Daemon) -> None:
 
 
 def _require_no_entry_problem(entry_problem: EntryProblem | None) -> None:
-    """Fail if something could not be done, after everything else was."""
     if entry_problem is not None:
         message = f"it cannot be moved or removed: {entry_problem.message} ({entry_problem.owner})"
         raise StorageError(message, path=entry_problem.path, hint=entry_problem.hint)

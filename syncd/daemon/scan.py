@@ -47,7 +47,6 @@ class ModuleScanner:
     """Reads presences and pins again and again.
 
     Args:
-        presences: Reads the presences, and caches those that have not changed.
         ttl: Seconds without a heartbeat after which a module counts as dead.
     """
 
@@ -107,7 +106,6 @@ def _highest_applied(snapshot: Snapshot) -> Pair | None:
 def _modules(
     presences: Mapping[str, Presence] | None, liveness: Liveness, now: float, before: Mapping[str, Module]
 ) -> Mapping[str, Module]:
-    """Return the modules that were just seen, those of before where they could not be listed."""
     if presences is None:
         return before
     beats = [(name, (presence.incarnation, presence.beat)) for name, presence in presences.items()]
@@ -119,10 +117,9 @@ def _modules(
 
 
 class Scanner:
-    """Scans one job again and again.
+    """Scans one job again and again; all durations are on the clock of this host.
 
     Args:
-        clock: This host's clock; all durations are on it.
         ttl: Seconds without a heartbeat after which an explorer or trainer counts as dead.
         progress: Called after each step that was examined: many steps on a slow mount take long.
     """
@@ -137,11 +134,7 @@ class Scanner:
         self.reset(None)
 
     def reset(self, floor: Pair | None) -> None:
-        """Forget all but which directory the job is: a new leader gives everybody the whole time to be seen.
-
-        Args:
-            floor: The highest pair known to be published.
-        """
+        """Forget all but which directory the job is: a new leader gives everybody the whole time to be seen."""
         self.steps = StepScanner(self._job, self._clock, self._progress)
         self._modules = ModuleScanner(self._job, self._clock, self.presences, self._ttl)
         self._snapshot = Snapshot()
@@ -149,11 +142,7 @@ class Scanner:
         self.floor = floor
 
     def note_wave(self, wave: Wave | None, every: float) -> None:
-        """Take the wave that the leader has written.
-
-        Args:
-            every: Seconds after which presences are to be read again.
-        """
+        """Take the wave that the leader has written, and the seconds after which presences are to be read again."""
         self._snapshot = replace(self._snapshot, wave=wave)
         self._modules.every = min(every, MODULES_EVERY)
 
@@ -166,11 +155,7 @@ class Scanner:
         return self._finish(began, free=self._free())
 
     def scan(self, *, woken: bool = False) -> Snapshot:
-        """Examine what may have changed since the last scan.
-
-        Args:
-            woken: Something happened in the job directory: list it now.
-        """
+        """Examine what may have changed since the last scan; if `woken` by a change of the job directory, list it."""
         began = self._clock.monotonic()
         self._disk.refresh(self._job.root)
         moved = self._read_hints()

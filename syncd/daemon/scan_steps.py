@@ -20,8 +20,6 @@ LIST_EVERY = 2.0  # seconds between two listings of the job directory when nothi
 
 @dataclass(frozen=True, slots=True)
 class _Rejected:
-    """Why a step is not published."""
-
     problem: str
     unread: str = ""  # which file of it could not be read, empty when all could
     is_retried: bool = False  # its content may be good: the next full scan lets it be verified again
@@ -36,12 +34,7 @@ class _Known:
 
 
 class StepScanner:
-    """Examines the steps of one job again and again.
-
-    Args:
-        clock: This host's clock; all durations are on it.
-        progress: Called after each step that was examined.
-    """
+    """Examines the steps of one job again and again, and calls `progress` after each one that it examined."""
 
     def __init__(self, job: Job, clock: Clock, progress: Callable[[], None]) -> None:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
@@ -59,7 +52,6 @@ class StepScanner:
         self._published: int | None = None
 
     def scan_all(self, version: Version | None) -> None:
-        """List the job and examine every step."""
         self._rejected = {
             key: rejected for key, rejected in self._rejected.items() if not rejected.is_retried
         }
@@ -116,14 +108,11 @@ class StepScanner:
         self._marked_to = tracker
 
     def reject(self, step: Step, problem: str, unread: str = "", *, is_retried: bool = False) -> Step:
-        """Count a step as damaged from now on, as long as its content is the one that was found wrong.
+        """Count a step as damaged from now on, as long as its content is the one that was found wrong; return it so.
 
         Args:
             unread: The file that could not be read, if that is all: once it can be read, the step is verified again.
             is_retried: Nothing was found wrong with it: it is verified again after the next full scan.
-
-        Returns:
-            The step as it is known now.
         """
         rejected = self._rejected[(step.step, step.digest)] = _Rejected(problem, unread, is_retried)
         entry = self._known.get(step.step)

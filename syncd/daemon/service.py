@@ -55,7 +55,6 @@ class Daemon:
 
     Args:
         background: Runs slow work that nothing waits for: emptying the trash.
-        gone: Returns whether a leader's process has certainly ended.
         mirror_of: What a mirror copies into the job: the daemon then publishes what `mirrored` names, and decides
             nothing itself.
     """
@@ -117,11 +116,7 @@ class Daemon:
         self.leader.on_progress = call
 
     def tick(self, *, woken: bool = False) -> float:
-        """Scan the job once and act on it; return the seconds after which the next tick is due at the latest.
-
-        Args:
-            woken: Something happened in the job directory.
-        """
+        """Scan the job once and act on it; return the seconds after which the next tick is due at the latest."""
         try:
             seconds = self._tick(woken=woken)
         except FencedError as error:
@@ -146,7 +141,6 @@ class Daemon:
         self.report(event_names.CONFIG_RELOADED, "info")
 
     def close(self) -> None:
-        """Release the lead, so that a standby need not wait."""
         self.leader.release()
         self.report(event_names.DAEMON_STOPPED, "info")
 

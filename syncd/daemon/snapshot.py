@@ -20,14 +20,11 @@ class Module:
 
     @property
     def has_left(self) -> bool:
-        """Return whether it has stopped, and said so."""
         return self.presence.status is RunningStatus.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one scan of a job found."""
-
     # Every step directory by step; for a step without one, the attempt to write it that changed last.
     steps: Mapping[int, Step] = field(default_factory=dict)
     # The other attempts: of a step that has its directory, or that a later attempt writes.
@@ -97,7 +94,6 @@ class Snapshot:
 
 
 def living(modules: Mapping[str, Module]) -> int:
-    """Return how many modules neither have stopped nor died."""
     return sum(module.alive and not module.has_left for module in modules.values())
 
 

@@ -14,7 +14,6 @@ Problem = tuple[str, str]  # a stable name, and what is wrong
 
 
 def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
-    """Yield what is wrong with the marker and with what is published."""
     marker, version = snapshot.marker, snapshot.version
     # A marker that is written in place is empty or torn for a moment at each step: that is no problem.
     lasting = snapshot.marker_stable_for >= LASTING

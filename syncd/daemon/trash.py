@@ -50,13 +50,11 @@ class Trash:
         the last rename and after the leases.
 
         Leases and pins are read once before the first rename and once again after the last: a lease that came in
-        between puts its step back, so a reader that wrote its lease and then found the manifest keeps its step. The
-        second reading begins after every rename of this call, which is all that it has to; read for each step by
-        itself, the presences of thousands of explorers would take longer than all else.
+        between puts its step back, so a reader that wrote its lease and then found the manifest keeps its step. Read
+        for each step by itself, the presences of thousands of explorers would take longer than all else.
 
         Args:
             steps: The steps, each delta before its parent.
-            dead: Whose leases are void. One that beats again is alive.
             links: Which links must stay; it learns of those of these steps.
 
         Returns:
@@ -141,9 +139,6 @@ class Trash:
         """Put back what steps of the job are stored as changes of; return whether there was anything.
 
         A delta may have been sealed after the last look, or the leader that moved its parent died before it.
-
-        Args:
-            parents: Each step of the job, and what it is stored as changes of.
         """
         entries = list_if_there(self._job.disk, self._term.trash)
         return _rescue_links(self._job, [f"{self._term.trash}/{entry.name}" for entry in entries], parents)
@@ -153,9 +148,6 @@ class Trash:
 
         A step that somebody reads is put back: the leader that moved it may have died before it looked at the
         leases again.
-
-        Args:
-            grace: Seconds that removed steps stay.
         """
         entries = files = left = 0
         stuck: dict[str, Exception] = {}
@@ -200,7 +192,6 @@ class Trash:
 
 
 def _digest_at(disk: Disk, path: str) -> str:
-    """Return the digest of the manifest in a step's directory, empty where there is none that can be read."""
     try:
         disk.refresh(path)
         return read_manifest(disk, path).digest
@@ -229,7 +220,6 @@ class DeadLeadersTrash:
 
         Args:
             highest: The highest term whose place was seen to be free.
-            grace: Seconds that removed steps stay, from when this process sees them first.
         """
         there = self._entries(highest)
         now = self._clock.monotonic()  # after the listing: no entry is older than its first sighting
@@ -282,11 +272,7 @@ def _entry(path: str) -> tuple[str, int] | None:
 
 
 def _is_rescued(job: Job, path: str, dead: Dead) -> bool:
-    """Put an entry of the trash back if it is a step that somebody leases or pins.
-
-    Returns:
-        Whether it must not be deleted: it is back, or nobody knows who reads it.
-    """
+    """Put back an entry that somebody leases or pins; return whether it is back, or its readers are unknown."""
     entry = _entry(path)
     if entry is None or exists(job.disk, f"{job.root}/{entry[0]}"):
         return False
@@ -301,7 +287,6 @@ def _is_rescued(job: Job, path: str, dead: Dead) -> bool:
 
 
 def put_back(job: Job, path: str, directory: str) -> bool:
-    """Rename an entry of the trash to its step directory; return whether that succeeded."""
     try:
         job.disk.rename(path, f"{job.root}/{directory}")
     except OSError:

@@ -78,7 +78,6 @@ class Watcher:
 
     Args:
         mode: `events` or `polling` to force one, None to choose by the file system.
-        on_rebuilt: Called when a dead emitter was replaced.
         attend: Notes each call of the file system while it runs.
     """
 
@@ -106,10 +105,7 @@ class Watcher:
             self._start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for an event, a signal or, while polling, changed names, `seconds` at most; return whether one came.
-
-        Polling waits are spread by a tenth.
-        """
+        """Wait `seconds` at most for an event, a signal or, while polling, changed names; return whether one came."""
         self._replace_dead_emitter()
         if self.mode == "polling":
             # Spread, so that many daemons do not beat in step.
@@ -182,7 +178,6 @@ class Watcher:
 
 
 def choose_watch_mode(mode: Mode | None, mount: Mount) -> tuple[Mode, str]:
-    """Return how to watch a mount, and why."""
     if mode is not None:
         return mode, "asked for"
     if mount.is_network:
@@ -217,7 +212,6 @@ class _Emitter(InotifyEmitter):
     """
 
     def get_event_mask_from_filter(self) -> Any:
-        """Return the kernel's mask without the departures."""
         return super().get_event_mask_from_filter() & ~InotifyConstants.IN_MOVED_FROM
 
 

@@ -36,7 +36,6 @@ class Watchdog:
     Args:
         in_hand: What the daemon asks of the file system.
         aside: Hears what the main thread reports; it must write nothing to the job's mount.
-        keeper: Writes what is known for others on this host.
         interval: Seconds within which the service manager wants a sign of life, None when it wants none.
     """
 
@@ -61,7 +60,6 @@ class Watchdog:
         self._written_at = float("-inf")
 
     def check(self, daemon: Daemon, status: str) -> StuckCall | None:
-        """Report what is stuck now, write the host's file, and return what is stuck."""
         stuck = self._find()
         if stuck is not None:
             fields = {"seconds": round(stuck.seconds, 1), "detail": str(stuck.call), "job": daemon.job.root}
@@ -76,11 +74,7 @@ class Watchdog:
             return past
 
     def check_stop(self, thread: int | None, asked: float) -> None:
-        """End the daemon if it was asked to stop and what it waits for does not return.
-
-        Args:
-            asked: When the daemon was asked to stop, on this host's clock.
-        """
+        """End a daemon told to stop at `asked`, on this host's clock, if what it waits for does not return."""
         call = self.in_hand.oldest(thread)
         if call is None or self._clock.monotonic() - asked < STOP_GRACE:
             return
@@ -131,8 +125,7 @@ def describe(daemon: Daemon, status: str, trouble: MountTrouble | None, since: f
     """Return what others on this host may know of a daemon.
 
     Args:
-        trouble: What is wrong with the file system.
-        since: Since when that, or nothing, is wrong: seconds since the epoch.
+        since: Since when `trouble`, or nothing, is wrong: seconds since the epoch.
     """
     snapshot = daemon.snapshot
     version = snapshot.version

@@ -18,43 +18,35 @@ _BATCH = re.compile(r"([1-9][0-9]{0,14})\.parquet", re.ASCII)
 
 
 def root(job: Job) -> str:
-    """Return the directory of all experiences."""
     return f"{job.root}/experiences"
 
 
 def batches(job: Job, explorer: str) -> str:
-    """Return the directory of an explorer's batches."""
     return f"{root(job)}/{explorer}"
 
 
 def batch(job: Job, explorer: str, seq: int) -> str:
-    """Return the path of a batch."""
     return f"{batches(job, explorer)}/{seq}{SUFFIX}"
 
 
 def parse_batch(name: str) -> int | None:
-    """Return the number of a batch's file name, None for any other name."""
     match = _BATCH.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def writers(job: Job, explorer: str) -> str:
-    """Return the directory below which an explorer's writers prepare their batches."""
     return f"{root(job)}/.writers/{explorer}"
 
 
 def rejected(job: Job, explorer: str) -> str:
-    """Return the directory of what was set aside of an explorer."""
     return f"{root(job)}/.rejected/{explorer}"
 
 
 def archive(job: Job, explorer: str) -> str:
-    """Return the directory of an explorer's consumed batches, where they are kept."""
     return f"{root(job)}/.archive/{explorer}"
 
 
 def explorers(job: Job) -> list[str]:
-    """Return the explorers that have a directory, in order."""
     entries = list_if_there(job.disk, root(job))
     return sorted(entry.name for entry in entries if entry.kind == "directory" and is_identity(entry.name))
 

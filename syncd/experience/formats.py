@@ -58,7 +58,6 @@ SCHEMA: Any = pa.schema(
 
 
 def check_format(metadata: Mapping[bytes, bytes], path: str) -> None:
-    """Refuse a file whose metadata does not say the format that this code reads."""
     named = _number(metadata.get(b"format"), path)
     protocol = _number(metadata.get(b"protocol"), path)
     if named is None and protocol is not None and protocol > 1:
@@ -93,7 +92,6 @@ _STRUCTS: dict[str, Callable[..., Any]] = {"spans": Span._make, "turn_rewards": 
 
 
 def check_items(name: str, count: int) -> None:
-    """Refuse more spans or rewards of turns than a batch may have."""
     if count > MAX_ITEMS:
         raise UsageError(f"{name}: {count} in one batch where at most {MAX_ITEMS} are accepted")
 

@@ -33,8 +33,6 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key."""
-
     name: str  # its dotted name
     expected: str  # what it takes, in words
     default: Any  # as plain data; None where there is none
@@ -49,11 +47,7 @@ class Key:
 
 
 class Keys:
-    """The keys of one kind of file.
-
-    Args:
-        model: What the file is checked by.
-    """
+    """The keys of one kind of file, which `model` checks."""
 
     def __init__(self, model: "type[BaseModel]") -> None:
         self.model = model
@@ -64,21 +58,17 @@ class Keys:
 
     @cached_property
     def tables(self) -> Mapping[str, str]:
-        """Return the dotted names of all tables of known keys with what they are about."""
         return {name: self._about(self._at(name)) for name, _ in self._walk() if name}
 
     def expected(self, key: str) -> str:
-        """Return in words what a key or a table takes."""
         if key in self.all:
             return self.all[key].expected
         return "a list of tables" if self.is_repeated(key) else _KINDS["object"]
 
     def is_repeated(self, table: str) -> bool:
-        """Return whether there may be several tables of this name."""
         return self._resolved(self._at(table)).get("type") == "array"
 
     def takes_table(self, name: str) -> bool:
-        """Return whether a key or table of this name has keys below it."""
         return name in self.tables or self.all[name].is_free
 
     def owner(self, path: Sequence[str | int]) -> str:
@@ -118,19 +108,15 @@ class Keys:
         return next((by_last[name] for name in difflib.get_close_matches(last, by_last, 1, _CLOSE)), None)
 
     def choices(self, key: str) -> tuple[str, ...]:
-        """Return the values of a key that takes one of a few, nothing for another one."""
         return tuple(_choices(self._resolved(self._at(key)), self._resolved))
 
     def example(self, key: str) -> str:
-        """Return an example of a key's values, empty if its model has none."""
         return str(next(iter(self._at(key).get("examples", ())), ""))
 
     def documentation(self, only: str = "", without: str = "") -> str:
         """Return the keys of each table in Markdown, as the last part of a page.
 
-        Args:
-            only: The one table of the file, with all below it; all of them unless given.
-            without: The one that is left out.
+        If `only` is given, those of that table and of all below it; not those of the table `without`.
         """
         tops = {name: name.partition(".")[0] for name in self.tables}
         names = [name for name, top in tops.items() if top != without and (not only or top == only)]
@@ -180,7 +166,6 @@ class Keys:
         return part if isinstance(part, dict) and "properties" in self._resolved(part) else {}
 
     def _resolved(self, schema: Schema) -> Schema:
-        """Return the schema that a reference names, the schema itself if it is not a reference."""
         reference = schema.get("$ref")
         return self._schema["$defs"][reference.rpartition("/")[2]] if reference else schema
 

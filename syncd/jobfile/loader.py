@@ -78,11 +78,7 @@ class Loader:
         return Layer(parse_overrides(overrides, KEYS), COMMAND_LINE, os.getcwd())
 
     def validate(self, layers: Sequence[Layer]) -> tuple[JobFile | None, list[Problem]]:
-        """Return the model of the layers, None if a key is wrong by itself, and all problems.
-
-        Args:
-            layers: The file first, the command line last.
-        """
+        """Return the model of the layers, None if a key is wrong by itself, and all problems."""
         problems = [problem for layer in layers for problem in _unset_variables(self._paths, layer)]
         table: dict[str, Any] = {name: {} for name in self._required}
         for layer in layers:
@@ -132,8 +128,6 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """A file as it was read."""
-
     path: str
     table: dict[str, Any]  # its keys
     text: str
@@ -270,8 +264,7 @@ def _where(key: str, layers: Sequence[Layer]) -> str:
 def values_at(table: Mapping[str, Any], key: str, path: Sequence[str | int] = ()) -> list[Any]:
     """Return the value of a dotted key in a list, an empty list if the table does not give it.
 
-    Args:
-        path: Where a problem with it is; says which one of several tables is meant.
+    `path` is where a problem with it is: it says which one of several tables is meant.
     """
     value: Any = table
     numbers = iter([part for part in path if isinstance(part, int)])

@@ -27,16 +27,13 @@ class JobFileCommand(click.Command):
         self.context_settings["ignore_unknown_options"] = True
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the options and keys that begin with what was typed."""
         return [*super().shell_complete(ctx, incomplete), *matching(self._options().items(), incomplete)]
 
     def keys(self, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the keys, without `--`, that begin with what was typed."""
         plain = {name.removeprefix("--"): about for name, about in self._options().items()}
         return matching(plain.items(), incomplete)
 
     def values(self, key: str, incomplete: str) -> list[CompletionItem[str]]:
-        """Return the values of a key that begin with what was typed, as far as there are few of them."""
         keys = _keys()
         choices = (*keys.choices(key), *self._names(key)) if key in keys.all else ()
         return matching(choices, incomplete)
@@ -48,11 +45,7 @@ class JobFileCommand(click.Command):
 
 
 def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:
-    """Return a decorator that adds the argument CONFIG.
-
-    Args:
-        check: Returns the path, given the argument's name and value, or raises.
-    """
+    """Return a decorator that adds the argument CONFIG; `check`, of name and value, returns the path or raises."""
     return click.argument(
         "config", metavar="CONFIG", type=UncheckedPath(), callback=lambda _, __, value: check("CONFIG", value)
     )

@@ -13,8 +13,6 @@ _SHOWN = 80  # characters of a value that a message shows
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem."""
-
     key: str  # the dotted key that it is about
     text: str  # one sentence that names the key
     hint: str | None = None  # what to change, if that is known

@@ -41,7 +41,6 @@ Role = TypeVar("Role", RunnerSection, ReaderSection)
 
 
 def given_tables(explorer: Section, role: type[Role]) -> Mapping[str, Role]:
-    """Return the tables of a role that a file gives in [explorer], by name."""
     return {name: table for name, table in explorer if isinstance(table, role) and table.is_given}
 
 

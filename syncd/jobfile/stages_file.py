@@ -12,8 +12,6 @@ STAGES = "stages.json"
 
 @dataclass(frozen=True, slots=True)
 class StagesRecord:
-    """The progress of `trainer stages`."""
-
     done: tuple[str, ...] = ()  # stages that have finished, in order
     models: Mapping[str, str] = field(default_factory=dict)  # the model that each started stage started from
 

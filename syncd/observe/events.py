@@ -14,8 +14,6 @@ GIVE_UP_AFTER = 10  # failures in a row after which an adapter is no longer call
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened."""
-
     name: str  # one of `event_names.EVENTS`
     level: Level  # debug, info, warning or error
     at: float  # seconds since the epoch on the clock of whoever reports it
@@ -24,19 +22,15 @@ class Event:
 
 
 class Observer(Protocol):
-    """Hears events."""
-
     def observe(self, event: Event) -> None:
         """Handle one event."""
 
 
 class Observers:
-    """Several observers as one, which never raises.
+    """Several observers as one, which never raises. Each event goes to them in the order given.
 
-    The failure of one is reported once, to the others; after `GIVE_UP_AFTER` failures in a row it is left out.
-
-    Args:
-        *observers: Who hears each event, in this order. One that has a `close` is closed at the end.
+    The failure of one is reported once, to the others; after `GIVE_UP_AFTER` failures in a row it is left out. One
+    that has a `close` is closed at the end.
     """
 
     def __init__(self, *observers: Observer) -> None:

@@ -21,12 +21,7 @@ _RESERVED = frozenset({"self", "level", "event"})  # names of arguments of a log
 
 
 def configure(level: str, stream: TextIO, *, json: bool | None = None) -> None:
-    """Set structlog up for this process.
-
-    Args:
-        level: debug, info, warning or error.
-        json: JSON lines or text; None for JSON unless the stream is a terminal.
-    """
+    """Set structlog up for this process; `json` None means JSON lines unless the stream is a terminal."""
     terminal = stream.isatty()
     as_json = not terminal if json is None else json
     structlog.configure(

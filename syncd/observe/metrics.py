@@ -1,7 +1,6 @@
 """Prometheus: an observer that turns events into metrics, an endpoint, and a textfile where ports cannot be scraped.
 
-`prometheus_client` is an optional extra: it is imported when a `Metrics` is made and not before. The metrics are in
-`metric_table.py`.
+`prometheus_client` is optional, and imported only when a `Metrics` is made. `metric_table.py` has the metrics.
 """
 
 import contextlib
@@ -37,9 +36,8 @@ _FAILURES = (
 class Metrics:
     """Turns events into metrics of a separate registry.
 
-    Args:
-        job: The job directory: the label `directory` of every metric, so that the files of several jobs on a
-            host do not collide. Taken from the event `daemon_started` as well.
+    Each has the label `directory`, the job directory, so that the files of several jobs on a host do not collide. The
+    event `daemon_started` sets it as well.
     """
 
     def __init__(self, job: str = "") -> None:
@@ -204,7 +202,6 @@ class Metrics:
             self._all["mount_stuck_seconds"].set(0)
 
     def _show_mount_state(self, now: str) -> None:
-        """Show one state, and no other."""
         for state in MountState:
             self._all["mount_state"].labels(state.value).set(state.value == now)
 

@@ -21,9 +21,6 @@ class Notifier:
     """Notifies the service manager; a manager that does not listen is no reason to fail.
 
     Signs of life are sent four times an interval at most, a status only when it changes.
-
-    Args:
-        environment: Where NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -61,7 +58,6 @@ class Notifier:
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """Report that the daemon is about to end."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def _send(self, *lines: str) -> None:

@@ -29,8 +29,6 @@ _INDEX_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class AdapterBase:
-    """The model whose weights an adapter changes."""
-
     digest: str  # what `model_digest` says of it
     model: str  # its directory as the trainer's file has it
     step: int | None = None  # the step of the same job that it is; None if it is none

@@ -25,8 +25,6 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """The backend of a broadcast, and why."""
-
     backend: str  # nccl or gloo
     reason: str  # why it was chosen
 

@@ -21,8 +21,6 @@ TAKES_PART = "broadcast"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One broadcast."""
-
     step: int  # the step that is sent
     attempt: str  # the save that writes the same weights to files
     generation: int  # the published generation at the start of the round, 0 before the first version

@@ -25,8 +25,6 @@ _LAYOUT = "large tensors apart"  # part of the digest: a release that cuts other
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The layout of one broadcast."""
-
     slots: tuple[Tensor, ...]  # the tensors with their places among all bytes, in the order of sending
     total: int  # bytes of all tensors, gaps included
     bucket: int  # the most bytes of a bucket, a multiple of `ALIGNMENT`
@@ -39,10 +37,7 @@ class BucketPlan:
                 yield start, min(start + self.bucket, run[-1].end)
 
     def runs(self) -> Iterator[list[Tensor]]:
-        """Yield what is cut into buckets together: one large tensor, or small ones that follow each other.
-
-        Together these have at most `bucket` bytes. A tensor without elements belongs to no run.
-        """
+        """Yield what is cut into buckets together: a large tensor, or small ones in a row, `bucket` bytes at most."""
         run: list[Tensor] = []
         for slot in self.slots:
             if slot.end == slot.start:
@@ -62,11 +57,9 @@ class BucketPlan:
 
 
 def plan_buckets(tensors: Sequence[TensorInfo], bucket: int) -> BucketPlan:
-    """Return the layout of a broadcast of tensors.
+    """Return the layout of a broadcast of tensors, which are sent in this order.
 
-    Args:
-        tensors: Name, dtype and shape of each, in the order of sending.
-        bucket: The most bytes of a bucket, rounded up to whole elements of every dtype.
+    `bucket`, the most bytes of a bucket, is rounded up to whole elements of every dtype.
     """
     slots, end, seen = [], 0, set()
     bucket = -(-bucket // ALIGNMENT) * ALIGNMENT  # whole elements of every dtype

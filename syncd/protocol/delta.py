@@ -52,8 +52,6 @@ class Tile(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a delta says of one tile."""
-
     target: int  # the number of the file in the container's list of targets
     width: int  # bytes of a word: 1, 2, 4 or 8
     method: int  # SAME, ULP_SORTED, ULP or XOR
@@ -72,7 +70,6 @@ class Frame(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Return the bytes of all its streams."""
         return sum(self.streams)
 
     @property
@@ -89,8 +86,6 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeltaTable:
-    """What a container says before its streams."""
-
     targets: tuple[Target, ...]  # the files that it makes
     # The frames of all of them, in the order of the targets, then of the bytes; they tile each file.
     frames: tuple[Frame, ...]
@@ -160,7 +155,6 @@ def _is_bounded(frame: Frame) -> bool:
 
 
 def encode_frame_record(frame: Frame) -> bytes:
-    """Return the record of a frame, `RECORD.size` bytes."""
     head = (frame.target, frame.width, frame.method, 0, frame.offset, frame.length, frame.changed, frame.gaps)
     return RECORD.pack(*head, *frame.streams, frame.checksum, frame.before, frame.after)
 
@@ -185,7 +179,6 @@ def decode_frame_record(data: bytes | memoryview, path: object = None) -> Frame:
 
 
 def encode_targets(targets: Sequence[Target]) -> bytes:
-    """Return the list of targets as JSON: name and bytes of each."""
     return json.dumps([list(target) for target in targets], separators=(",", ":")).encode()
 
 
@@ -236,7 +229,7 @@ def _parts(header: Header, path: str) -> tuple[Tensor, ...]:
 
 
 def require_weights(header: Header, path: str) -> Header:
-    """Return the header of a file of weights."""
+    """Return the header of a file of weights; refuse the container of a delta."""
     if not _is_container(header):
         return header
     actor = os.path.dirname(os.path.realpath(path))

@@ -59,7 +59,6 @@ def digest_file(
 
 
 def chunks(disk: Disk, path: str) -> Iterator[bytes]:
-    """Yield a file in pieces of `CHUNK` bytes."""
     offset = 0
     while chunk := disk.read_at(path, offset, CHUNK):
         yield chunk

@@ -71,8 +71,6 @@ class Disk(Protocol):
         beside it, to a name that ends in `.aside`, and stays.
 
         Args:
-            path: The name that readers use.
-            data: The whole new content, or its pieces.
             via: The directory of the temporary file: the one of `path` unless given. Whoever removes
                 that directory makes this call fail, which is how a deposed leader is fenced.
             private: Whether only this user may read it.
@@ -190,12 +188,10 @@ def tree_stats(disk: Disk, path: str) -> Iterator[FileStat]:
 def remove_tree(disk: Disk, path: str, kind: Kind = "directory") -> int:
     """Remove whatever is at `path`, following no link, and return the number of files removed.
 
-    What vanishes meanwhile is fine; what cannot be removed yet (a file that a reader on this host holds
-    open stays as `.nfs*` until it is closed) raises, and a later call resumes from there. However deep the tree is,
-    no path becomes longer than the system takes: a directory `_LEVELS` below is moved up before it is emptied.
-
-    Args:
-        kind: What a listing says is there; a directory is looked at once more.
+    What vanishes meanwhile is fine; what cannot be removed yet (a file that a reader on this host holds open stays as
+    `.nfs*` until it is closed) raises, and a later call resumes from there. However deep the tree is, no path becomes
+    longer than the system takes: a directory `_LEVELS` below is moved up before it is emptied. `kind` is what a
+    listing says is there; a directory is looked at once more.
     """
     removed, waiting = 0, [_Doomed(path, kind, 0)]
     while waiting:

@@ -35,7 +35,6 @@ class Fields:
         self.path = path
 
     def wrong(self, key: str, expected: str) -> CorruptDataError:
-        """Return the error for a field that is not what it must be."""
         return CorruptDataError(f"field {key!r} is not {expected}", path=self.path)
 
     def integer(self, key: str, *, least: int = 0, most: int = MAX_INTEGER) -> int:
@@ -125,7 +124,6 @@ _READERS: Mapping[Any, Callable[[Fields, str], Any]] = {
     dict[str, int]: Fields.counts,
     dict[str, Any]: lambda fields, key: dict(fields.record(key).document),
 }
-"""How a field of a dataclass is read, by its type."""
 
 
 def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **values: Any) -> T:
@@ -134,7 +132,7 @@ def record_from(kind: Callable[..., T], fields: Fields, /, *required: str, **val
     Args:
         kind: The class. A field that has a default takes it where the document has none, or null.
         *required: Fields that must be there although the class has a default for them.
-        **known: Fields that the caller has read.
+        **values: Fields that the caller has read.
     """
     document = fields.document
     for name, read, has_default in _readers(kind):

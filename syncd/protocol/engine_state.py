@@ -83,8 +83,6 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A version that an engine gave up."""
-
     step: int
     digest: str  # the digest of its manifest
     reason: str
@@ -93,8 +91,6 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What a presence says of an engine."""
-
     state: EngineState = EngineState.WAITING
     since: float = 0.0  # since when, in seconds since the epoch on the explorer's clock
     ready: bool = False  # whether it may be given work

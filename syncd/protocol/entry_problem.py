@@ -47,7 +47,7 @@ def read_problem(error: Exception, path: str) -> EntryProblem | None:
 
 
 def required_read_problem(error: Exception, path: str) -> EntryProblem:
-    """Return what keeps one entry from being read."""
+    """Return what keeps one entry from being read; raise any error that is not of one entry."""
     entry_problem = read_problem(error, path)
     if entry_problem is None:
         raise error

@@ -13,8 +13,6 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FileLock:
-    """A lock that is held."""
-
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
         self._descriptor: int | None = descriptor

@@ -22,8 +22,6 @@ _CONFIG_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """The end of a job."""
-
     step: int  # its last step
     reason: str  # why it ended
 
@@ -35,12 +33,7 @@ class LastVersion:
         self._ended_at: float | None = None  # when the job was first seen to have finished
 
     def has_come(self, end: JobEnd | None, newest: Pair | None, now: float) -> bool:
-        """Return whether a job has finished, and its last version is there or no longer waited for.
-
-        Args:
-            newest: The newest version that is there.
-            now: Seconds, by a clock that never goes back.
-        """
+        """Return whether a job has ended and its last version is there or given up; `now` is of a monotonic clock."""
         if end is None:
             self._ended_at = None
             return False

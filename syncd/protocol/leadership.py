@@ -1,7 +1,6 @@
 """Terms: one daemon leads a job, and one that has been replaced can no longer publish or delete.
 
-The lock is a directory of terms, `daemon.lock/<token>/`. It needs no flock, which NFSv3 does not carry
-between hosts:
+The lock is a directory of terms, `daemon.lock/<token>/`. It needs no flock, which NFSv3 does not carry between hosts:
 
 - A term is claimed by renaming a prepared directory to the next free token. A term's directory is never empty
   and a directory cannot be renamed over a full one, so exactly one claimer gets each token.
@@ -10,10 +9,9 @@ between hosts:
 - The leader rewrites `leader.json` in its term. A candidate claims the next token if it sees that file unchanged
   for `timeout` seconds of its own clock, or sees that the process has ended on this host, or reads that the leader
   released its term.
-- Fencing: what a leader renames into place it first writes to `daemon.lock/<token>/<identity>/`, and what it
-  removes it first renames into `trash/<token>/<identity>/`. A new leader removes both directories of all
-  earlier terms before it acts. From then on the server itself refuses the renames of a leader that was paused
-  and wakes up.
+- Fencing: what a leader renames into place it first writes to `daemon.lock/<token>/<identity>/`, and what it removes
+  it first renames into `trash/<token>/<identity>/`. A new leader removes both directories of all earlier terms before
+  it acts. From then on the server itself refuses the renames of a leader that was paused and wakes up.
 - The identity is random and made for one claim. If somebody removes the state directory, tokens begin again
   at 1, and two leaders may hold one token; but neither has a place of that identity in the other's term.
 """
@@ -46,8 +44,6 @@ _CLAIM_IDENTITY = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """What `leader.json` of a term says."""
-
     identity: str  # unique name of this claim
     host: str = field(default_factory=host_name)  # where the leader runs, for people to read
     process: Process = field(default_factory=Process.current)
@@ -71,7 +67,6 @@ def is_private(entry: DirectoryEntry) -> bool:
 
 
 def read_leader(job: Job, token: int) -> Leader:
-    """Read what the leader of a term says of itself."""
     fields = read_document(job.disk, f"{job.lock}/{token_name(token)}/{LEADER}", SMALL_LIMIT)
     floor = pair_from(fields.optional_record("floor"))
     return record_from(Leader, fields, "host", "process", "beat", floor=floor)
@@ -84,11 +79,7 @@ def latest_token(job: Job, directory: str = "") -> int:
 
 
 class Term:
-    """The leadership of this process: its token, its heartbeat, its staging places.
-
-    Args:
-        removes: Whether it has a place in the trash.
-    """
+    """The leadership of this process: its token, its heartbeat, its staging places; with `removes` also a trash."""
 
     def __init__(self, job: Job, clock: Clock, token: int, leader: Leader, *, removes: bool = True) -> None:
         self.job, self.token, self.removes, self.identity = job, token, removes, leader.identity
@@ -113,7 +104,6 @@ class Term:
             self.job.disk.replace(path, data, via=self.staging)
 
     def move_to_trash(self, source: str, name: str) -> None:
-        """Move a file or directory of the job into this term's trash."""
         with self._checked():
             self.job.disk.rename(source, f"{self.trash}/{name}")
 

@@ -31,8 +31,7 @@ def materialise_hint(job: Job, step: int) -> str:
 def read_chain(job: Job, step: int, *, shortcut: bool = False) -> list[Manifest]:
     """Return the manifests of a step and of what it is stored as changes of: the step first, its keyframe last.
 
-    Args:
-        shortcut: Go by the step's shortcut to its parent, too.
+    With `shortcut`, go by the step's shortcut to its parent, too.
     """
     try:
         chain = [read_manifest(job.disk, job.step(step))]
@@ -49,8 +48,7 @@ def read_chain(job: Job, step: int, *, shortcut: bool = False) -> list[Manifest]
 def ancestors(job: Job, manifest: Manifest, *, shortcut: bool = False) -> list[Manifest]:
     """Return the manifests of what a step is stored as changes of, its parent first; none for a step stored whole.
 
-    Args:
-        shortcut: Go by the step's shortcut to its parent, too.
+    With `shortcut`, go by the step's shortcut to its parent, too.
     """
     manifests: list[Manifest] = []
     if shortcut and manifest.shortcut is not None and manifest.changes is not None:
@@ -83,11 +81,7 @@ def _broken(job: Job, manifest: Manifest, why: str) -> CorruptDataError:
 
 
 def link_problem(delta: DeltaHeader, stored: Sequence[FileRecord], parent: Manifest) -> str:
-    """Return why a delta does not fit its parent, empty when it does.
-
-    Args:
-        stored: The records of the files beside weights that its step stores.
-    """
+    """Return why a delta does not fit its parent, empty when it does; `stored` are its files beside weights."""
     if parent.kind not in ("weights", "delta"):
         return f"it is of kind {parent.kind}"
     if parent.digest != delta.parent_digest:
@@ -112,8 +106,7 @@ def delta_problems(
 ) -> list[str]:
     """Return what is wrong with the lineage of a step, nothing when it is proved or the step is stored whole.
 
-    Args:
-        tables: Whether the tables of the step's containers are read, so that its roots follow from its frames.
+    With `tables`, read those of the step's containers too, so that its roots follow from its frames.
     """
     if manifest.delta is None:
         return []
@@ -133,10 +126,8 @@ def shortcut_problems(
 ) -> list[str]:
     """Return why nobody can use the shortcut of a step, nothing when it is proved or there is none.
 
-    A parent that is no longer there proves nothing and is no fault: a reader may still have its files.
-
-    Args:
-        tables: Whether the tables of the containers are read, so that the roots follow from their frames.
+    A parent that is no longer there proves nothing and is no fault: a reader may still have its files. `tables` is as
+    for `delta_problems`.
     """
     changes = manifest.changes
     if manifest.shortcut is None or changes is None:

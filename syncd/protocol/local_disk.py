@@ -361,10 +361,9 @@ _MASK, _SECONDS, _NANOSECONDS = slice(0, 4), slice(80, 88), slice(88, 92)
 
 
 def _born_at(path: str) -> int:
-    """Return when the file or directory at a path was made, in nanoseconds since the epoch by its file system.
+    """Return when its file system made what is at a path, in nanoseconds since the epoch.
 
-    Returns:
-        0 where the file system does not say, or nothing is there.
+    It is 0 where the file system does not say, or nothing is there.
     """
     import ctypes  # noqa: PLC0415 - a command that does not ask loads no ctypes
 

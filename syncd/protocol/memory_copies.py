@@ -68,11 +68,7 @@ def memory_directory_of(info: Mapping[str, Any]) -> MemoryDirectory | None:
 
 
 class HeldCopy:
-    """A copy that no one removes while it is held.
-
-    Args:
-        path: Its directory, laid out as the step's.
-    """
+    """A copy that no one removes while it is held. Its directory, `path`, is laid out as the step's."""
 
     def __init__(self, path: str, memory: MemoryDirectory, held: FileLock) -> None:
         self.path, self._memory, self._held = path, memory, held
@@ -173,7 +169,6 @@ def clear_all(root: str) -> None:
 
 
 def size_of(path: str) -> int:
-    """Return the bytes of all files below a directory."""
     size = 0
     with contextlib.suppress(OSError):
         for file in tree_stats(LocalDisk(), path):

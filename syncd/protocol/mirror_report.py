@@ -12,8 +12,6 @@ _LONGEST = 400  # letters of a text that are kept
 
 @dataclass(frozen=True, slots=True)
 class MirrorReport:
-    """How far a mirror is."""
-
     source: str  # what it copies, as it was given
     target: str  # where to, as it was given
     state: str = "starting"  # starting, current, copying, failing or standby
@@ -25,7 +23,6 @@ class MirrorReport:
     since: float = 0.0  # when this state began: seconds since the epoch on the mirror's clock
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON."""
         return {**asdict(self), "detail": self.detail[:_LONGEST]}
 
 

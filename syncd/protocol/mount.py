@@ -24,8 +24,6 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mounted file system."""
-
     point: str  # where it is mounted
     type: str  # its type as the kernel names it; a FUSE file system may carry its own name (`fuse.sshfs`)
     options: tuple[str, ...] = ()  # its options, those of the mount and those of the file system
@@ -115,8 +113,6 @@ PATIENT = CROWDED | {MountState.STUCK, MountState.MISSING, MountState.STALE, Mou
 
 @dataclass(frozen=True, slots=True)
 class MountTrouble:
-    """What is wrong."""
-
     state: MountState  # which state, never `ok`
     message: str  # what it is and what it prevents, in one sentence without a full stop
     hint: str  # what to run or to do
@@ -167,12 +163,7 @@ _TEXTS = {
 
 
 def mount_trouble(state: MountState, root: str, detail: str = "") -> MountTrouble:
-    """Return the message and hint of a state.
-
-    Args:
-        state: Which, not `ok`.
-        detail: What is known beyond the state.
-    """
+    """Return the message and hint of a state other than `ok`; `detail` is what is known beyond the state."""
     message, hint = _TEXTS[state]
     return MountTrouble(
         state, f"{message} ({detail})" if detail else message, hint.format(root=shlex.quote(root))
@@ -182,9 +173,7 @@ def mount_trouble(state: MountState, root: str, detail: str = "") -> MountTroubl
 def mount_trouble_of(error: SyncdError, root: str, inodes: int | None = None) -> MountTrouble | None:
     """Return what an error says about the file system, None when it says nothing about it.
 
-    Args:
-        error: What an operation on the job ended with.
-        inodes: How many files may still be made on its file system, None where that is not known or not bounded.
+    `inodes` is how many files may still be made there, None where that is not known or not bounded.
     """
     if not isinstance(error, StorageError):
         return None

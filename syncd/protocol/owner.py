@@ -71,8 +71,6 @@ class MirrorSource:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a state directory is."""
-
     identity: str | None  # of the job; None where it has none
     place: JobPlace | None = None  # of a job whose state directory is elsewhere; None in a job's own
     mirror_of: MirrorSource | None = None  # what a mirror copies into the job; None in a job of its own
@@ -133,11 +131,7 @@ def mirrored_from(job: Job) -> MirrorSource | None:
 
 
 def refuse_mirrored(job: Job, what: str) -> None:
-    """Refuse to write into a job that a mirror leads, which its next copies would contradict.
-
-    Args:
-        what: Who refuses, such as `this trainer`, for the error.
-    """
+    """Refuse, for `what`, to write into a job that a mirror leads, which its next copies would contradict."""
     mirrored = mirrored_from(job)
     if mirrored is not None:
         raise ConfigError(
@@ -175,8 +169,7 @@ def check_owner(job: Job) -> None:
 def record_owner(job: Job, term: Term, mirror_of: MirrorSource | None = None) -> None:
     """Write which job the state directory belongs to, as the leader of the job, unless the file says so already.
 
-    Args:
-        mirror_of: What this leader copies into the job; None leaves what the file says of that.
+    `mirror_of` is what this leader copies into the job; None leaves what the file says of that.
     """
     try:
         before = read_owner(job.disk, job.owner)

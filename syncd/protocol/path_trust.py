@@ -4,8 +4,7 @@ Each directory from `/` down, each symbolic link on the way and the last file mu
 nobody else may write to it: neither everybody nor a group, nor by an access control list, whose mask the group's bits
 show. A sticky directory passes, because others cannot rename or remove what this user or root has in it.
 
-Levels are checked from `/` down. Once one has passed, nobody else can put something else in its place, so the next
-one is looked up in what was checked.
+Once a level has passed, nobody else can put something else in its place: the next is looked up in what was checked.
 """
 
 import errno
@@ -34,7 +33,6 @@ def weak_level(path: str, opened: os.stat_result | None = None, *, gains: bool =
     """Return the first level of a path that another user could change, None if only this user and root could.
 
     Args:
-        path: A file or directory.
         opened: What `os.fstat` says of the file that was read by this path, which must be what it leads to.
         gains: Whether a new name in the last directory matters as well, as where modules are looked for: then the
             directory may not be a sticky one that others write to.

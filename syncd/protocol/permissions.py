@@ -22,8 +22,6 @@ _NO_GROUP = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """How files and directories are made."""
-
     file: int = 0o644  # mode of a file
     directory: int = 0o777  # mode of a directory
     unix_group: int | None = None  # the group's number, None for the one that the system gives
@@ -35,12 +33,7 @@ PRIVATE = Modes(0o600, 0o700, exact=True)
 
 
 def modes_of(permissions: str, unix_group: str = "") -> Modes:
-    """Return what a policy means on this host, for this user.
-
-    Args:
-        permissions: One of `POLICIES`.
-        unix_group: Name or number of the group, for the policy `group`.
-    """
+    """Return what one of `POLICIES` means here, for this user; the policy `group` takes a group's name or number."""
     if problem := policy_problem(permissions, unix_group):
         raise ConfigError(problem, hint='permissions = "group" and group = "NAME"')
     if permissions == "group":
@@ -71,7 +64,6 @@ def policy_in(document: Mapping[str, Any], path: str) -> tuple[str, str]:
 
 
 def modes_in(document: Mapping[str, Any], path: str) -> Modes:
-    """Return what the policy in a job's configuration means here."""
     try:
         return modes_of(*policy_in(document, path))
     except ConfigError as error:
@@ -80,7 +72,6 @@ def modes_in(document: Mapping[str, Any], path: str) -> Modes:
 
 
 def parse_config(data: bytes, path: str) -> dict[str, Any]:
-    """Return a configuration file as a table."""
     import tomllib  # noqa: PLC0415 - most commands read no configuration, and must start at once
 
     try:

@@ -61,8 +61,6 @@ class RunningStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The published state of one explorer or trainer."""
-
     identity: str  # the module's name; its file is `<identity>.json`
     status: RunningStatus = RunningStatus.RUNNING
     beat: int = 0  # grows with every write
@@ -104,7 +102,6 @@ def read_presence(disk: Disk, path: str) -> Presence:
 
 
 def decode_presence(data: bytes, path: str) -> Presence:
-    """Return the presence in the bytes of its file."""
     fields = decode(data, path)
     try:
         status = RunningStatus(fields.text("status"))
@@ -193,12 +190,7 @@ def _reads(fields: Fields) -> tuple[str, ...]:
 
 
 class Publisher:
-    """The one writer of one module's presence file.
-
-    Args:
-        presence: What to publish first; nothing is written before the first `update`.
-        via: The directory through which it is renamed, if not that of its kind.
-    """
+    """The one writer of one module's presence file; nothing is written before the first `update`."""
 
     def __init__(self, disk: Disk, clock: Clock, directory: str, presence: Presence, via: str = "") -> None:
         self._disk, self._clock, self._directory, self._via = disk, clock, directory, via
@@ -245,13 +237,10 @@ class Liveness:
         return now - self._seen[name][1] if name in self._seen else float("inf")
 
     def is_alive(self, name: str, now: float) -> bool:
-        """Return whether the content has changed within `ttl`."""
         return self.silent_for(name, now) < self.ttl
 
 
 class RecentVersion(NamedTuple):
-    """A version that an engine has confirmed."""
-
     generation: int
     step: int
     at: float  # when it was confirmed: seconds since the epoch on the explorer's clock

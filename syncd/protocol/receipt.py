@@ -1,8 +1,7 @@
 """Receipts: what one writer leaves beside its files once they are durable.
 
-All `world_size` receipts of one attempt make a step that can be sealed. The attempt is a name that the
-writers of one save share and no other save has, so that what a crashed save left behind is never mixed into
-the next one.
+All `world_size` receipts of one attempt make a step that can be sealed. The attempt is a name that the writers of
+one save share and no other save has, so that what a crashed save left behind is never mixed into the next one.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ def record_chunks(disk: Disk, path: str, record: FileRecord) -> Iterator[bytes]:
 
 
 class ShardRoots(NamedTuple):
-    """The roots of one shard file (`roots.FileRoot`)."""
+    """The roots of one shard file (`tile_digests.FileRoot`)."""
 
     name: str  # path relative to the step's directory
     after: str  # of the file that a full save has, 32 hexadecimal digits
@@ -133,7 +132,6 @@ def receipts_directory(step_path: str) -> str:
 
 
 def file_documents(shards: Iterable[FileRecord], files: Iterable[FileRecord]) -> dict[str, list[Document]]:
-    """Return the JSON form of the files that a receipt or a manifest names."""
     return {
         "shards": [record._asdict() for record in shards],
         "files": [record._asdict() for record in files],

@@ -47,8 +47,6 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What one member posts."""
-
     member: str  # the explorer
     state: str  # one of `STATES`
     step: int | None = None  # the step received, for `received`
@@ -69,7 +67,6 @@ def latest_epoch(job: Job, process_group: str) -> int | None:
 
 
 def write_offer(job: Job, offer: Offer) -> None:
-    """Post an offer, durably."""
     path = f"{epoch_path(job, offer.group, offer.epoch)}/{_OFFER}"
     write_document(job.disk, path, as_document(offer), private=True)
 
@@ -109,7 +106,6 @@ def read_offer(job: Job, process_group: str, epoch: int) -> Offer | None:
 
 
 def write_acknowledgement(job: Job, process_group: str, epoch: int, acknowledgement: Acknowledgement) -> None:
-    """Post a member's state, durably."""
     path = f"{epoch_path(job, process_group, epoch)}/members/{check_identity(acknowledgement.member)}.json"
     write_document(job.disk, path, as_document(acknowledgement))
 

@@ -22,8 +22,6 @@ KINDS = ("rollback", "vacate")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request."""
-
     kind: str  # one of `KINDS`
     step: int  # the step it is about
     identity: str = field(default_factory=lambda: uuid.uuid4().hex)  # its name, unique
@@ -39,7 +37,6 @@ def request_path(job: Job, identity: str) -> str:
 
 
 def write_request(job: Job, request: Request) -> None:
-    """Write a request, durably."""
     write_document(job.disk, request_path(job, request.identity), asdict(request))
 
 
@@ -53,8 +50,7 @@ def read_requests_and_problems(
 ) -> tuple[tuple[Request, ...], tuple[str, ...]]:
     """Return the open requests as `read_requests` does, and what keeps others from being read.
 
-    Args:
-        unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
+    `unreadable` takes what is wrong with each file that is damaged or of a later protocol, by path.
     """
     requests, problems = [], []
     for identity, path in list_documents(job.disk, job.requests):
@@ -86,8 +82,6 @@ def remove_request(job: Job, identity: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A step that retention must keep, and why."""
-
     step: int
     reason: str = ""
     pinned_at: float = 0.0
@@ -98,7 +92,6 @@ def pin_path(job: Job, step: int) -> str:
 
 
 def write_pin(job: Job, pin: Pin) -> None:
-    """Pin a step, durably."""
     write_document(job.disk, pin_path(job, pin.step), asdict(pin))
 
 
@@ -114,8 +107,7 @@ def remove_pin(job: Job, step: int) -> bool:
 def read_pins(job: Job, unreadable: dict[str, str] | None = None) -> dict[int, Pin]:
     """Return the pinned steps. The name alone pins: a file that is damaged or cannot be read must not cost a step.
 
-    Args:
-        unreadable: Takes what is wrong with each file that is damaged or of a later protocol, by path.
+    `unreadable` takes what is wrong with each file that is damaged or of a later protocol, by path.
     """
     pins = {}
     for name, path in list_documents(job.disk, job.pins):

@@ -40,8 +40,6 @@ UNITS = ("engine", "host")  # what pauses together: each engine for itself, or a
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The admission of one explorer to one version."""
-
     generation: int
     step: int
     digest: str  # of the version, as in the version file
@@ -70,8 +68,6 @@ class StoppedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Who may load what."""
-
     term: int = 0  # the fencing token of the daemon that wrote it
     beat: int = field(default=0, compare=False)  # grows with each write
     phase: str = IDLE  # idle, canary, rolling or stopped
@@ -105,8 +101,6 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class AtGate:
-    """What a presence says of its explorer at the gate."""
-
     generation: int
     step: int
     passed: bool  # whether it loads the version now; else it has fetched it and waits
@@ -128,7 +122,6 @@ def at_gate(info: Mapping[str, Any]) -> AtGate | None:
 
 
 def encode_wave(wave: Wave) -> bytes:
-    """Return the bytes of the file."""
     plain = {item.name: getattr(wave, item.name) for item in fields(wave)}
     versions = {name: _document(plain[name]) for name in ("candidate", "approved")}
     admitted = {name: _document(slot) for name, slot in wave.admitted.items()}
@@ -141,8 +134,7 @@ def encode_wave(wave: Wave) -> bytes:
 def read_wave(job: Job) -> Wave | None:
     """Return the wave, None if no version is rolled out in this job.
 
-    Raises:
-        CorruptDataError: The file is damaged; the leader replaces it soon.
+    `CorruptDataError` means that the file is damaged; the leader replaces it soon.
     """
     try:
         return wave_from(read_document(job.disk, job.rolling, SMALL_LIMIT))
@@ -161,7 +153,6 @@ def wave_or_closed(data: bytes, path: str) -> Wave:
 
 
 def wave_from(document: Fields) -> Wave:
-    """Return the wave of a decoded document, checked."""
     return record_from(
         Wave,
         document,

@@ -28,7 +28,6 @@ DTYPE_BITS = {
     "I32": 32, "U32": 32, "F32": 32,
     "I64": 64, "U64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
-"""Bits of one element."""
 
 HEADER_LIMIT = 100_000_000  # the longest header in bytes; the library has the same bound
 TENSOR_LIMIT = 1 << 20  # the most tensors of one file
@@ -71,8 +70,6 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file holds."""
-
     tensors: Mapping[str, Tensor]  # its tensors by name, in the order of their data
     metadata: Mapping[str, str]  # free text by name
     data_offset: int  # where the data begins, in bytes from the start of the file
@@ -90,8 +87,7 @@ def _nothing() -> None:
 def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> bytes:
     """Return the beginning of a file: the length, the JSON, and spaces up to a multiple of `ALIGN`.
 
-    Args:
-        tensors: Name, dtype, shape and bytes of each tensor, in the order of their data.
+    `tensors` has name, dtype, shape and bytes of each tensor, in the order of their data.
     """
     document: dict[str, object] = {METADATA: {"format": "pt"}}
     start = 0
@@ -104,7 +100,6 @@ def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> b
 
 
 def aligned(size: int) -> int:
-    """Return the next multiple of `ALIGN`."""
     return -(-size // ALIGN) * ALIGN
 
 
@@ -131,11 +126,7 @@ def _rest(disk: Disk, path: str, prefix: bytes, end: int, progress: Progress) ->
 
 
 def parse_header(prefix: bytes, file_size: int, path: str = "", progress: Progress = _nothing) -> Header:
-    """Parse the first `8 + N` bytes of a file, or more of it.
-
-    Args:
-        file_size: Length of the whole file in bytes.
-    """
+    """Parse the first `8 + N` bytes, or more, of a file that has `file_size` bytes."""
     end = _data_offset(prefix, file_size, path)
     if len(prefix) < end:
         raise CorruptDataError(f"safetensors header cut short: {len(prefix)} bytes of {end}", path=path)

@@ -11,8 +11,6 @@ UNKNOWN_LAYOUT = "unknown"  # the layout of a step that others wrote and that ca
 
 
 class StepState(StrEnum):
-    """How complete a step directory is."""
-
     FILLING = "filling"
     COMPLETE = "complete"
     DAMAGED = "damaged"
@@ -31,8 +29,6 @@ class StepShortcut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step directory as it is now."""
-
     step: int  # the trainer's step
     directory: str  # its name in the job directory
     layout: str = NATIVE  # who wrote it: `syncd`, or the name of a foreign layout
@@ -75,5 +71,4 @@ class Step:
 
     @property
     def is_native(self) -> bool:
-        """Return whether this protocol's writer wrote it."""
         return self.layout == NATIVE

@@ -1,7 +1,4 @@
-"""Taking over a job: a candidate watches the leader, claims the next term, and fences every earlier leader.
-
-`leadership` has the rules.
-"""
+"""Takeover by the rules of `leadership`: watch the leader, claim the next term, fence every earlier leader."""
 
 import contextlib
 import shlex
@@ -109,11 +106,8 @@ class Candidate:
     def claim(self, floor: Pair | None = None) -> Term:
         """Claim the term after the one that `holder` found free, and fence all earlier ones.
 
-        Terms that were seen count although somebody has removed them, and so do those that left a trash, which need
-        not lie in the state directory.
-
-        Args:
-            floor: The highest pair known to be published.
+        `floor` is the highest pair known to be published. Terms that were seen count although somebody has removed
+        them, and so do those that left a trash, which need not lie in the state directory.
         """
         job = self._job
         if self.free_after:
@@ -209,14 +203,9 @@ class Candidate:
 def fence_below(
     job: Job, highest: int, heir: str, gone: Callable[[Process], bool] = Process.is_gone
 ) -> tuple[EntryProblem, ...]:
-    """Make every earlier leader unable to publish or delete, and take over what it left in its trash.
+    """Make every leader below term `highest` unable to publish or delete, and take over what it left in its trash.
 
-    Args:
-        highest: The token of the new leader.
-        gone: Returns whether a leader's process has certainly ended.
-
-    Returns:
-        What could not be removed of leaders that have ended: they need not be fenced.
+    What could not be removed of leaders that have ended is returned: they need not be fenced.
     """
     fence = _Fence(job, highest, gone)
     # A late claim may still make a term during the first pass; after a listing without any, none can.

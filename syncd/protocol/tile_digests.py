@@ -37,7 +37,6 @@ class FileRoot:
 
 
 def root_of_records(records: bytes | bytearray) -> str:
-    """Return the root of a file from the records of its tiles."""
     return xxhash.xxh3_128_hexdigest(records)
 
 
@@ -49,7 +48,6 @@ class TileHasher:
         self._tile, self._left, self._state = Tile(0, 0, 1), 0, xxhash.xxh3_128()
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Take the next bytes of the file."""
         view = memoryview(piece)
         while view:
             if not self._left:
@@ -66,7 +64,6 @@ class TileHasher:
 
     @property
     def records(self) -> bytes:
-        """Return the records of the tiles so far (`FileRoot.records`)."""
         return self._root.records
 
     def _begin(self) -> None:

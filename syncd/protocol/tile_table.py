@@ -5,8 +5,7 @@ several places proves each piece by them. No manifest lists these files: the roo
 what they hold, so a table that is damaged is found, and a step without one is whole all the same. A trainer writes
 them where it keeps the step, to store the next one as changes of it, or an explorer has `READS_TILES` in `reads`.
 
-One line of JSON (`protocol`, `files`: name and number of tiles of each), then the records of all tiles in that
-order.
+One line of JSON (`protocol`, `files`: name and number of tiles of each), then all records of tiles in that order.
 """
 
 import contextlib
@@ -29,7 +28,6 @@ TileRecords = Mapping[str, bytes]
 
 
 def encode_tiles(records: TileRecords) -> bytes:
-    """Return the bytes of a table."""
     names = sorted(records)
     files = [{"name": name, "tiles": len(records[name]) // RECORD.size} for name in names]
     return encode({"files": files}) + b"".join(records[name] for name in names)

@@ -48,9 +48,7 @@ class WriteProgress:
 class ProgressNotes:
     """Leaves the progress of one shard file. A note that cannot be written is left out: nothing depends on it.
 
-    Args:
-        path: Where the note is.
-        progress: What is known before the first byte is written.
+    `progress` is what is known before the first byte is written.
     """
 
     def __init__(self, disk: Disk, clock: Clock, path: str, progress: WriteProgress) -> None:
@@ -92,8 +90,7 @@ class ProgressNotes:
 def read_progress(disk: Disk, attempt_path: str) -> list[WriteProgress]:
     """Return how far the shard files of an attempt are, by its notes and receipts.
 
-    What cannot be read does not count. Nothing is returned of a step that is stored as changes, or with them: few
-    bytes of it are read.
+    What cannot be read does not count; nor does a step stored as changes, or with them: few bytes of it are read.
     """
     receipts = read_receipts(disk, attempt_path)
     if any(receipt.changes for receipt in receipts):

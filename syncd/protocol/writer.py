@@ -83,7 +83,6 @@ class StepWriter:
     Args:
         attempt: A name that the writers of this save share and no other save has.
         clock: Dates the receipts.
-        digest: Name of the digest of the files.
         fence: A directory through which the seal and the marker are renamed. Whoever removes it makes both fail,
             which is how a trainer that has been replaced is fenced; empty for writers that nobody replaces.
         base: The model that the step's adapter belongs to; the step is of kind `lora` then.
@@ -127,22 +126,16 @@ class StepWriter:
         self.job.disk.make_directory(receipts_directory(self.path))
 
     def write(self, name: str, data: Data, tensors: int = 0) -> FileRecord:
-        """Write one file of the step durably, hashing it in the same pass.
-
-        Args:
-            name: Path relative to the step's directory.
-        """
+        """Write a file of the step durably, hashed in the same pass; `name` is relative to the step's directory."""
         pieces = _Pieces(data, hasher(self._digest))
         with self._explained():
             self.job.disk.replace(self._path_of(name), pieces)
         return FileRecord(name, pieces.length, f"{self._digest}:{pieces.state.hexdigest()}", tensors)
 
     def add_file(self, name: str, fill: Callable[[str], tuple[int, str]], tensors: int = 0) -> FileRecord:
-        """Give a name to a file that the caller makes in its own way.
+        """Give a name, relative to the step's directory, to a file that the caller makes in its own way.
 
-        Args:
-            name: Path relative to the step's directory.
-            fill: Makes the temporary file at the path it is given, durably, and returns its size and digest.
+        `fill` makes the temporary file at the path it is given, durably, and returns its size and digest.
         """
         with self._explained():
             disk, path = self.job.disk, self._path_of(name)
@@ -166,12 +159,7 @@ class StepWriter:
             self.job.disk.replace(self._beside_receipt(writer, SUFFIX), encode_tiles(records))
 
     def progress(self, writer: int, temporary: str, name: str, size: int) -> ProgressNotes:
-        """Return what tells readers how far this writer is with its shard file.
-
-        Args:
-            temporary: The path of the file until it is whole.
-            name: Its name then, below `actor/`.
-        """
+        """Return what tells readers how far this writer is with `actor/NAME`, at `temporary` until it is whole."""
         last = temporary.rpartition("/")[2]
         begun = WriteProgress(self.attempt, self.world_size, name, last, size, 0)
         return ProgressNotes(self.job.disk, self._clock, self._beside_receipt(writer, PROGRESS), begun)
@@ -189,13 +177,10 @@ class StepWriter:
         roots: Iterable[ShardRoots] = (),
         changes: Changes | None = None,
     ) -> Receipt:
-        """Leave this writer's receipt: its files are durable.
+        """Leave this writer's receipt: its files are durable. `Receipt` says what the arguments mean.
 
-        Args:
-            probe: What the trainer's model answers with these weights; that of writer 1 counts.
-            roots: The roots of the shard files that it wrote, or that its container makes.
-            changes: Its part of a delta, whose containers are its shards; or of a shortcut, whose containers lie
-                below `delta/`. If one writer of an attempt leaves a part, all do.
+        The containers of a delta are its shards; those of a shortcut lie below `delta/`. If one writer of an attempt
+        leaves a part of either, all do.
         """
         receipt = Receipt(
             self.step,
@@ -221,15 +206,12 @@ class StepWriter:
         return receipt
 
     def seal(self, *, kind: str = "", uri: str | None = None) -> Manifest | None:
-        """Seal the step if all writers of this attempt have left their receipts; safe to call from all of them.
+        """Seal the step and return its manifest, None while receipts are missing; safe to call from all writers.
 
         Args:
             kind: Of the step; `lora` if the writer was given a base, `delta` if the receipts have parts of one, else
                 `weights`.
             uri: Where the payload of a remote step is.
-
-        Returns:
-            The manifest, or None while receipts are missing.
         """
         directory = self._place()
         if directory is None:
@@ -255,8 +237,7 @@ class StepWriter:
     def seal_copy(self, data: bytes) -> Manifest:
         """Seal the step with the manifest of another job, whose files this attempt has copied under its own name.
 
-        Args:
-            data: The bytes of that manifest; its attempt is this one.
+        `data` are the bytes of that manifest; its attempt is this one.
         """
         manifest = decode_manifest(data, self.sealed_path)
         if (manifest.step, manifest.attempt) != (self.step, self.attempt):
@@ -329,7 +310,6 @@ class StepWriter:
         disk.replace(f"{step_path}/{MANIFEST}", data)
 
     def _become_step(self) -> None:
-        """Rename the attempt's directory onto the step's name."""
         disk = self.job.disk
         if self._fence:
             with contextlib.suppress(*MISSING):  # another writer of this attempt was faster

@@ -61,11 +61,7 @@ class Export:
 
 
 def read_export(disk: Disk, directory: str) -> Export:
-    """Examine a directory: every header, every index, and whether each file can be read.
-
-    Args:
-        disk: The file system of the directory; one that follows links, where links are to be followed.
-    """
+    """Examine a directory: every header, every index, and whether each file can be read; `disk` may follow links."""
     entries = _entries(disk, directory)
     names = sorted(name for name in entries if _is_carried(name))
     if not any(name.endswith(SHARD) for name in names):
@@ -104,9 +100,7 @@ def index_problems(
 ) -> Iterator[str]:
     """Yield where an index is not what the shards hold.
 
-    Args:
-        weight_map: The shard of each tensor, as the index has it.
-        shards: The names of the tensors of each shard.
+    `weight_map` has the shard of each tensor, `shards` the names of the tensors of each shard.
     """
     for shard in sorted(set(weight_map.values()) - shards.keys()):
         yield f"{index} names {shard!a}, which does not exist"

@@ -1,8 +1,4 @@
-"""The calls to the file system that have not returned yet, noted so that another thread can report them.
-
-A call to a server that is away waits in the kernel: the thread that made it can report nothing, not even that a
-signal came. Each call is therefore noted before it is made.
-"""
+"""The calls to the file system that have not returned, noted beforehand so that another thread can report them."""
 
 import functools
 import threading
@@ -22,7 +18,6 @@ SLOWEST = 16 << 20
 """The lowest rate, in bytes a second, at which a sync makes data durable: a large sync is slow, not stuck."""
 
 CHANGING = frozenset({"write", "sync", "rename", "mkdir", "rmdir", "unlink", "chmod"})
-"""The calls that change something."""
 
 MOUNT_HINT = "findmnt; dmesg | tail  # is its server up?"
 """What to run when a call does not return; neither command asks the mount."""
@@ -64,11 +59,7 @@ class StuckCall:
 
 
 class PendingCalls:
-    """The calls that have not returned, at most one for each thread.
-
-    Attributes:
-        may_have_changed: Whether a call that changes something was begun.
-    """
+    """The calls that have not returned, at most one for each thread, and whether one that changes something began."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -102,7 +93,6 @@ class PendingCalls:
         self._calls[thread] = DiskCall(what, path, self._clock.monotonic(), allowance)
 
     def end(self, outer: DiskCall | None) -> None:
-        """Note that a call has returned."""
         if outer is None:
             self._calls.pop(threading.get_ident(), None)
         else:
@@ -130,7 +120,6 @@ class PendingCalls:
 
 
 def untracked(_what: str, _path: str) -> AbstractContextManager[None]:
-    """Note nothing."""
     return nullcontext()
 
 
@@ -152,8 +141,6 @@ def _noting(
 
 
 class TrackedDisk:
-    """A disk that notes each call while it is made."""
-
     def __init__(self, disk: Disk, calls: PendingCalls) -> None:
         self.disk, self.calls = disk, calls
 

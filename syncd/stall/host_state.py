@@ -41,11 +41,7 @@ class HostFile:
 
 
 class Writer:
-    """Keeps the file of one daemon.
-
-    Args:
-        *names: Other names of it, under which it is found too.
-    """
+    """Keeps the file of one daemon, which is found by the job's `root` and by other `names` of it."""
 
     def __init__(self, root: str, *names: str) -> None:
         self._directory = own_directory()
@@ -54,11 +50,7 @@ class Writer:
         _tidy(self._directory, time.time())
 
     def write(self, at: float, document: Mapping[str, Any]) -> None:
-        """Replace the file; nothing depends on it, so errors are ignored.
-
-        Args:
-            at: Seconds since the epoch.
-        """
+        """Replace the file, dated in seconds since the epoch; nothing depends on it, so errors are ignored."""
         data = encode({"at": at, "process": self._process, **document})
         with contextlib.suppress(OSError):
             os.makedirs(self._directory, _PRIVATE, exist_ok=True)
@@ -86,8 +78,7 @@ def own_directory(environment: Mapping[str, str] = os.environ) -> str:
 def find(root: str) -> HostFile | None:
     """Return the newest report of a daemon of this host about a job, None without one.
 
-    Args:
-        root: The job directory by any of its names; it is not accessed, because its mount may not answer.
+    The job directory may be given by any of its names; it is not accessed, because its mount may not answer.
     """
     reports = [report for path in _paths(root) if (report := _read(path)) is not None]
     return max(reports, key=lambda report: (report.is_current, report.at), default=None)

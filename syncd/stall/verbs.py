@@ -52,7 +52,6 @@ class MountVerb(click.Command):
         self._signals = (signal.SIGINT, *((signal.SIGTERM, signal.SIGHUP) if cleans_up else ()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Work in a thread, and watch its calls from this one."""
         patience: float = ctx.params.pop("patience", STUCK_AFTER)
         if self._only is not None and not ctx.params[self._only]:
             return super().invoke(ctx)

@@ -15,11 +15,7 @@ _EVERY = 0.25
 
 
 class WorkerThread(Generic[T]):
-    """One piece of work in its own thread, which never keeps the process from ending.
-
-    Args:
-        ended: Called in that thread at the end, however it ends.
-    """
+    """Work in its own thread, which never keeps the process from ending; however it ends, it calls `ended`."""
 
     def __init__(
         self, work: Callable[[], T], name: str = "work", ended: Callable[[], None] = lambda: None
@@ -77,11 +73,7 @@ class CallWait:
 def watch_calls(
     work: WorkerThread[Any], calls: PendingCalls, clock: Clock, every: float = _EVERY
 ) -> Iterator[CallWait]:
-    """Yield the wait for the oldest pending call, again and again until the work has ended.
-
-    Args:
-        every: Seconds between two polls.
-    """
+    """Yield the wait for the oldest pending call, at polls `every` seconds apart, until the work has ended."""
     began = last = clock.monotonic()
     previous, waited = None, 0.0
     while not work.wait(every):
@@ -93,11 +85,7 @@ def watch_calls(
 
 
 class StallGuard:
-    """Runs work in a thread, one piece at a time, and raises when one call to the file system does not return.
-
-    Args:
-        patience: Seconds that one call may take.
-    """
+    """Runs work in a thread, one piece at a time; raises when a call to the file system takes `patience` seconds."""
 
     def __init__(self, calls: PendingCalls, clock: Clock, patience: float) -> None:
         self._calls, self._clock, self._patience = calls, clock, patience

@@ -1,7 +1,4 @@
-"""The memory of the host: the budget of one rank's buffers and copies, and what is free.
-
-What is free counts for the host, and within the control groups of this process.
-"""
+"""The host's memory: the budget of one rank's buffers and copies, and what is free here and in its control groups."""
 
 import contextlib
 import os
@@ -32,8 +29,7 @@ class HostMemory:
     def take(self, what: str, size: int) -> str:
         """Have something take so many bytes instead of what it took before; 0 gives all back.
 
-        Returns:
-            Why they exceed the budget, in which case nothing changes; empty if they do not.
+        Return why they exceed the budget, in which case nothing changes; empty if they do not.
         """
         with self._lock:
             others = sum(taken for name, taken in self._taken.items() if name != what)
@@ -75,12 +71,7 @@ class FreeMemory:
 
 
 def refusal(memory_left: FreeMemory, size: int, used: int, limit: int) -> str:
-    """Return why so many bytes more do not fit, empty if they do.
-
-    Args:
-        used: Bytes of the copies that stay.
-        limit: Bytes that all copies may take together.
-    """
+    """Return why `size` bytes more do not fit, else an empty text; copies that stay take `used` of `limit` bytes."""
     if used + size > limit:
         return f"copies may take {limit} bytes, {used} are taken, and this one is {size}"
     if size > memory_left.free:

@@ -35,9 +35,7 @@ def load_of(info: Mapping[str, Any]) -> ExplorerLoad | None:
 def fastest(expected: Mapping[str, float], present: str) -> str:
     """Return the way that takes the least time; the present one while the difference may be noise.
 
-    Args:
-        expected: Seconds that each way would take; of two equal ones the earlier is faster.
-        present: The way that was last chosen for its speed.
+    `expected` has seconds; of two equal ones the earlier is faster. `present` is what was last chosen for its speed.
     """
     least = min(expected, key=lambda way: expected[way])
     is_about_equal = present in expected and expected[least] > STICKS * expected[present]
@@ -47,10 +45,7 @@ def fastest(expected: Mapping[str, float], present: str) -> str:
 def due_after(expected: float | None, least: float, failures: int = 0) -> int:
     """Return the steps after which a way is measured again.
 
-    Args:
-        expected: Seconds that it would take; None if it failed.
-        least: Seconds that the fastest way would take.
-        failures: How many times in a row it failed.
+    It would take `expected` seconds (None if it failed, `failures` times in a row), the fastest one `least`.
     """
     if expected is None:
         return AGAIN * min(1 << max(failures - 1, 0), RARELY)

@@ -43,10 +43,7 @@ class Ranks:
 class RankGroup(Ranks):
     """The ranks of `torch.distributed`, which must be initialised.
 
-    A message to a rank that has ended, or does not answer in time, raises TimedOutError.
-
-    Args:
-        timeout: Seconds after which a rank that does not answer is an error.
+    A message to a rank that has ended, or does not answer within `timeout` seconds, raises TimedOutError.
     """
 
     def __init__(self, timeout: float) -> None:

@@ -45,11 +45,7 @@ def _never(name: str, meta: TensorMeta) -> bool:
 
 
 def tensors_of(headers: Iterable[Header], *, repeated: bool = False) -> Tensors:
-    """Return dtype and shape of each tensor of a version, by name.
-
-    Args:
-        repeated: Whether two files may hold a tensor of one name; the last one counts.
-    """
+    """Return dtype and shape of each tensor by name; if `repeated`, two files may have it, and the last counts."""
     if not repeated:
         return {name: TensorMeta(*meta) for name, meta in signature(headers).items()}
     every = (tensor for header in headers for tensor in header.tensors.values())
@@ -112,13 +108,7 @@ def compare(
     may_lack: Allows = _never,
     may_add: Allows = _never,
 ) -> Fit:
-    """Compare the tensors of a version with those that it would fill.
-
-    Args:
-        cast: Whether floating-point tensors may have another floating-point dtype.
-        may_lack: Which of the held tensors the version may lack.
-        may_add: Which other tensors the version may have.
-    """
+    """Compare the tensors of a version with those that it would fill; `cast` allows another floating-point dtype."""
     loaded: dict[str, str] = {}  # by each tensor, the name in the version: its own, else the first other one
     for name in (*held, *aliases):
         if name in offered:
@@ -139,17 +129,12 @@ def compare(
 
 
 def in_both(held: Tensors, offered: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the tensors of each whose names the other has too."""
     names = held.keys() & offered.keys()
     return {name: held[name] for name in names}, {name: offered[name] for name in names}
 
 
 def require_fit(fit: Fit, what: str, *, path: str | None = None, hint: str | None = None) -> None:
-    """Return if a version fits.
-
-    Args:
-        what: How the refusal begins, such as "it does not fit the engine".
-    """
+    """Return if a version fits; `what` begins the refusal, as in "it does not fit the engine"."""
     if fit.wrong:
         raise RefusedError(f"{what}: {first_of(fit.wrong)}", path=path, hint=hint)
 

@@ -213,13 +213,10 @@ def copy_tensor(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def put(tensor: torch.Tensor, dtype: str, start: int, content: torch.Tensor) -> None:
-    """Copy bytes of a tensor from the memory that they were read to; cast them and move them to its device.
+    """Copy bytes of a tensor, contiguous, from the memory that they were read to; cast and move them to its device.
 
-    Args:
-        tensor: The tensor to fill, of any strides, dtype and device.
-        dtype: The dtype of the file.
-        start: Offset of the first byte in the tensor, as the file has it.
-        content: The bytes, contiguous.
+    The tensor may have any strides, dtype and device. `dtype` and `start`, the offset of the first byte in the
+    tensor, are those of the file.
     """
     if content.data_ptr() % 8:
         content = content.clone()

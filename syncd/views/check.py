@@ -34,8 +34,6 @@ class CheckLimits:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found."""
-
     state: CheckState
     text: str  # why, for people to read
     figures: str = ""  # `name=value` with spaces between them; empty if nothing was read
@@ -46,11 +44,7 @@ class CheckResult:
 
 
 def check(document: Document, limits: CheckLimits) -> CheckResult:
-    """Return the state of a job by its status document.
-
-    Args:
-        limits: Of the age of the newest version.
-    """
+    """Return the state of a job by its status document."""
     state, text = _judge(document, limits)
     return CheckResult(state, text, _figures(document, limits))
 

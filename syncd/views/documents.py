@@ -25,7 +25,6 @@ STATUS_SCHEMA = 2  # the `schema_version` of what `status` and the page show
 
 
 def status(view: JobView) -> Document:
-    """Return everything that `syncd status` shows."""
     snapshot = view.snapshot
     document = {
         "job": view.job.root,
@@ -86,11 +85,9 @@ def _engine(view: JobView, name: str) -> EngineReport | None:
 
 
 def last_report(report: HostFile | None, root: str, at: float) -> Document:
-    """Return what is known of a job whose mount does not answer: what a daemon of this host reported last.
+    """Return what is known of a job whose mount does not answer: the last report of a daemon of this host, if any.
 
-    Args:
-        report: What it reported, None if none did.
-        at: Now, seconds since the epoch.
+    `at` is now, in seconds since the epoch.
     """
     if report is None:
         return {"job": root, "at": at, "known": None}

@@ -49,8 +49,6 @@ class Heart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The newest term and its leader."""
-
     term: int  # its token
     leader: Leader | None  # what its leader has published about itself, None if that cannot be read
     heart: Heart  # whether the leader is alive
@@ -58,8 +56,6 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What one reading of a job found."""
-
     job: Job
     at: float  # seconds since the epoch on this host's clock
     snapshot: Snapshot  # what the scanner found; of the modules only the dead are marked as such
@@ -81,9 +77,7 @@ class JobView:
 class JobViewer:
     """Reads a job again and again; each reading adds to what is known of heartbeats.
 
-    Args:
-        ttl: Seconds without a heartbeat after which a module counts as dead.
-        takeover: Seconds without a heartbeat after which a daemon counts as dead.
+    A module counts as dead after `ttl` seconds without a heartbeat, a daemon after `takeover` seconds.
     """
 
     def __init__(self, job: Job, clock: Clock, ttl: float = TTL, takeover: float = TIMEOUT) -> None:

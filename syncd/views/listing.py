@@ -14,7 +14,6 @@ _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous 
 
 
 def listing(view: JobView, decisions: Iterable[Decision], policy: DaemonConfig) -> Document:
-    """Return everything that `syncd ls` shows."""
     snapshot = view.snapshot
     row = _Rows(snapshot)
     decided = {decision.step: decision for decision in decisions}

@@ -74,11 +74,7 @@ class FittingTable(Table):
         )
 
     def _table(self, columns: Sequence[Column], *, no_wrap: bool) -> Table:
-        """Return a table of some columns in which texts are broken where they must be.
-
-        Args:
-            no_wrap: Whether the others than `wraps` stand on one line.
-        """
+        """Return a table of some columns, texts broken where they must be; with `no_wrap` only those of `wraps`."""
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in columns:
             stays = no_wrap and column.header not in self._wraps

@@ -17,8 +17,7 @@ Document = Mapping[str, Any]
 class Severity(StrEnum):
     """How urgent a problem is.
 
-    critical: no version can be published or used. warning: a part of the job does not work. notice: nothing has to be
-    done now.
+    critical: no version can be published or used. warning: a part of the job does not work. notice: no action now.
     """
 
     CRITICAL = "critical"
@@ -108,8 +107,7 @@ _STEP = re.compile(r"step ([0-9]+): ", re.ASCII)
 def problem_groups(status: Document) -> list[dict[str, Any]]:
     """Return the problems of a status document, each kind once, the most urgent first.
 
-    Args:
-        status: With `job`, `version`, `steps`, `problems`, `explorers`, `trainers`, `mirror_of` and `finished`.
+    It needs `job`, `version`, `steps`, `problems`, `explorers`, `trainers`, `mirror_of` and `finished`.
     """
     groups: dict[str, list[str]] = {}
     for problem in status["problems"]:

@@ -17,7 +17,6 @@ _FEWEST_INODES = 16  # files that a publish and a heartbeat need at once, and so
 
 
 def problems(view: JobView) -> list[tuple[str, str]]:
-    """Return what is wrong with the job: a stable name and a text for each problem."""
     problem_list = list(symptoms(view.snapshot))
     damaged = [step for step in by_step(view.snapshot) if step.state is StepState.DAMAGED]
     problem_list += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]

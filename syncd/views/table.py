@@ -1,4 +1,4 @@
-"""Tables: the documents of `views.data` as rich renderables."""
+"""Tables: the documents of `views.documents` as rich renderables."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -83,7 +83,6 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
 
 
 def last_report(document: Document) -> RenderableType:
-    """Return what is known of a job whose mount does not answer."""
     report = document["known"]
     if report is None:
         nobody = Text("no daemon of this host has reported anything about this job", "yellow")
@@ -158,7 +157,6 @@ def _saving(figures: Document) -> str:
 
 
 def size(count: int) -> str:
-    """Return bytes for people to read."""
     value, unit = float(count), 0
     while value >= _KIBI and unit < len(_UNITS) - 1:
         value, unit = value / _KIBI, unit + 1

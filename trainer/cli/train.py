@@ -52,7 +52,6 @@ def plugin_names(key: str) -> Iterable[str]:
 
 
 def show(config: "JobFile", contradictions: "Sequence[Contradiction]", allowed: Collection[str] = ()) -> None:
-    """Print a resolved configuration, and on stderr its job directory and what contradicts the job there."""
     from trainer.config.job_config import to_toml  # noqa: PLC0415
 
     click.echo(to_toml(config), nl=False)

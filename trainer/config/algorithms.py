@@ -12,8 +12,6 @@ SFT = "sft"  # the one algorithm without experiences: the response tokens of exa
 
 
 class Algorithm(NamedTuple):
-    """The estimator and the loss of a name."""
-
     about: str  # one line for people: what it is, and where it is not what its publication says
     advantage: str = "grpo"  # verl's advantage estimator, empty for sft
     loss: str = "vanilla"  # verl's policy loss, empty for sft
@@ -166,7 +164,6 @@ REWARD_KL_TYPES = frozenset(kind for kind in KL_TYPES if not kind.endswith("+"))
 
 
 def needs_start_model(section: AlgorithmSection) -> bool:
-    """Return whether log-probs of the initial model are needed."""
     return section.name != SFT and (section.kl_coef > 0 or section.reward_kl_coef > 0)
 
 

@@ -28,7 +28,6 @@ def degree_of(config: JobFile) -> int:
 
 
 def attention_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what does not go together with flash attention, and what sequence parallelism needs."""
     attention, dtype, degree = (
         config.model.attn_implementation,
         config.engine.compute_dtype,

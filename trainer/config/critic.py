@@ -31,7 +31,6 @@ def critic_mini_batches(config: JobFile) -> int:
 
 
 def critic_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what is wrong with [critic] and the estimator that it belongs to."""
     name, (advantage, _) = config.algorithm.name, estimator_and_loss(algorithm_of(config))
     if not config.critic.enabled:
         yield from _without(config, advantage)

@@ -186,7 +186,6 @@ def _is_same(path: str, source: str) -> bool:
 
 
 def _move_aside(path: str, content: bytes, source: str) -> None:
-    """Save the user's file beside the copy's path, if this start was given that file."""
     if not _is_same(path, source):
         raise ConfigError(
             "the trainer did not write the config.toml that is in the job directory",

@@ -60,7 +60,6 @@ KNOWN = frozenset(name for names in _TABLES for name in names.split())
 
 
 def metric_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield why no step of the run could have the figure that `selection.metric` names."""
     metric, produced = config.selection.metric, _produced(config)
     if metric in RENAMED:
         text = f'selection.metric = "{metric}" is what it was called until 2026-11-24'

@@ -90,7 +90,6 @@ def _forget_unread(table: dict[str, Any]) -> None:
 
 
 def check(config: JobFile) -> Iterator[Problem]:
-    """Yield the problems that no single key shows: keys that do not go together."""
     yield from _names(config)
     yield from _plugins(config)
     yield from _data(config)

@@ -32,8 +32,6 @@ _CHANGES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What peft's configuration says of an adapter of linear layers."""
-
     rank: int
     alpha: float
     rslora: bool = False  # whether what it adds is divided by the root of the rank
@@ -46,7 +44,6 @@ class AdapterConfig:
 
 
 def lora_problems(config: JobFile) -> Iterator[Problem]:
-    """Yield what is wrong with `[model.lora]`, without reading a file."""
     section, method = config.model.lora, config.sync.method
     if section.rank == 0:
         yield from _unread(section, [name for name in LoraSection.model_fields if name != "rank"], "a rank")
@@ -70,7 +67,6 @@ def _unread(section: LoraSection, names: list[str], reader: str) -> Iterator[Pro
 
 
 def check_start_adapter(section: LoraSection) -> None:
-    """Refuse an adapter to start from that is not there, or is another one than the section says."""
     if not section.rank or not section.adapter:
         return
     path = section.adapter
@@ -103,7 +99,6 @@ def check_rank(section: LoraSection, model: Mapping[str, Any], path: str) -> Non
 
 
 def read_adapter_config(directory: str) -> AdapterConfig:
-    """Return the configuration of an adapter of linear layers."""
     path = f"{directory}/{ADAPTER_CONFIG}"
     try:
         with open(path, encoding="utf-8") as file:
@@ -116,7 +111,6 @@ def read_adapter_config(directory: str) -> AdapterConfig:
 
 
 def adapter_config(document: Any, path: str) -> AdapterConfig:
-    """Return what a configuration of peft's says."""
     if not isinstance(document, dict) or document.get("peft_type") != "LORA":
         raise CorruptDataError("not an adapter_config.json of LoRA", path=path)
     rank, alpha = document.get("r"), document.get("lora_alpha")

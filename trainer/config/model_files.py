@@ -64,7 +64,6 @@ def _check_weights(path: str, key: str = "model.path") -> None:
 
 
 def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
-    """Return config.json of a model directory."""
     file_path = os.path.join(path, "config.json")
     try:
         with open(file_path, encoding="utf-8") as file:
@@ -82,7 +81,6 @@ def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
 
 
 def _missing_weights(path: str) -> Iterator[str]:
-    """Yield the files of weights that are not there, or not whole; nothing where all are."""
     if whole := [name for name in _WHOLE if os.path.isfile(f"{path}/{name}")]:
         yield from _cut_off(path, whole[0])
         return
@@ -111,7 +109,6 @@ def _shards(path: str, name: str) -> list[str]:
 
 
 def _cut_off(path: str, name: str) -> Iterator[str]:
-    """Yield a safetensors file that ends before its last tensor, or is none, as a pointer of git-lfs."""
     if not name.endswith(".safetensors"):
         return
     with open(f"{path}/{name}", "rb") as file:
@@ -131,7 +128,6 @@ def _data_size(header: bytes) -> int:
 
 
 def _needs_tokenizer(config: JobFile) -> str:
-    """Return why the run needs a tokenizer, empty where it does not."""
     if config.algorithm.name != SFT:
         return "explorers load it from the steps"
     return "" if _has_tokens(config.data.sft_path) else f"the rows of {config.data.sft_path} are texts"
@@ -176,7 +172,6 @@ def _where_from(path: str, key: str) -> str:
 
 
 def _cached(name: str) -> str | None:
-    """Return the newest snapshot of a model in the hub's cache, None where there is none."""
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
     directory = (
         f"{os.environ.get('HF_HUB_CACHE') or f'{home}/hub'}/models--{name.replace('/', '--')}/snapshots"
@@ -201,12 +196,9 @@ _COMPANION_SUFFIXES = (".model", ".tiktoken", ".jinja")
 def companions(
     path: str, dtype: str, *, code: bool, changes: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, bytes]:
-    """Return files of a model directory by name, all but the weights.
+    """Return files of a model directory by name, all but the weights; with `code`, the model's own code too.
 
-    Args:
-        dtype: Of the weights beside them; config.json names it.
-        code: Whether to include the model's own code.
-        changes: What else config.json says, by name.
+    Its config.json names `dtype`, that of the weights beside it, and says `changes` by their names.
     """
     config = read_model_config(path) | {"dtype": dtype, "torch_dtype": dtype, **changes}
     files = {"config.json": json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}

@@ -16,7 +16,6 @@ def schedule_steps(config: JobFile) -> int:
 
 
 def critic_schedule_steps(config: JobFile) -> int:
-    """Return the same of the critic, in its own updates."""
     return _end(config.critic.optimizer, _critic_updates(config))
 
 
@@ -33,7 +32,6 @@ def optimizer_problems(config: JobFile) -> Iterator[Problem]:
 
 
 def _updates(config: JobFile) -> int | None:
-    """Return the updates of the run, None if it has no end."""
     total, algorithm = config.trainer.total_steps, config.algorithm
     return None if total is None else total * algorithm.epochs * algorithm.mini_batches
 

@@ -33,7 +33,6 @@ def strategy_names() -> frozenset[str]:
 
 
 def strategy_of(config: JobFile) -> Strategy | None:
-    """Return the strategy of a job's file, None for FSDP."""
     name = config.engine.strategy
     if name in FSDP:
         return None

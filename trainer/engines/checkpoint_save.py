@@ -74,7 +74,6 @@ class CheckpointSave:
         return self._done.done() and bool(self._done.exception())
 
     def wait(self) -> None:
-        """Return once all ranks have done their parts."""
         ranks = self._context.ranks
         while True:
             wait([self._done], _TURN)
@@ -150,7 +149,6 @@ class CheckpointSave:
             return False
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float = float("inf")) -> None:
-        """Wait until something is so, without a timeout until the save is abandoned."""
         end, pause = time.monotonic() + timeout, _SHORT
         while not condition():
             if self._abandoned.wait(pause):

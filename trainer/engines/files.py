@@ -104,14 +104,9 @@ class FileEngine(TrainEngineWrapper):
 
     @abstractmethod
     def load_training_state(self, directory: str) -> None:
-        """Resume exactly from files of `training_state`.
-
-        Raises:
-            SyncdError: It was written by another number of ranks, or is not readable.
-        """
+        """Resume exactly from files of `training_state`; SyncdError if unreadable, or of another number of ranks."""
 
     def prepare(self) -> None:
-        """Build the model, and open the senders that `sync.method` needs."""
         settings = self.context.config.sync
         if self.context.config.model.lora.rank:
             self.base = self._find_base()
@@ -124,11 +119,7 @@ class FileEngine(TrainEngineWrapper):
             self._probe_tokens = self._find_probe_tokens()
 
     def open_senders(self, memory: HostMemory) -> Mapping[str, WeightSender]:
-        """Return the senders of what `export` walks over, by the names of their transports.
-
-        Raises:
-            SyncdError: One cannot be opened; on all ranks.
-        """
+        """Return senders of what `export` walks over, by transport; SyncdError on all ranks if one cannot open."""
         context, settings, model = self.context, self.context.config.sync, self.context.config.model
         base = self.base if model.publishes_adapters else None
         opened = SendContext(
@@ -249,7 +240,6 @@ class FileEngine(TrainEngineWrapper):
             closing.callback(close_senders, list(self.senders.values()))
 
     def _host_memory(self) -> HostMemory:
-        """Return this rank's budget for buffers and copies in the memory of its host."""
         here = Process.current().boot
         neighbours = self.context.ranks.gather(here).count(here)
         limit = self.context.config.trainer.host_memory_mib << 20

@@ -41,11 +41,7 @@ class CapturedState:
 
 
 class StateBuffer:
-    """Memory for one copy of a training state, allocated by the first and kept for the next ones.
-
-    Args:
-        live: Why no copies are made; empty to make them.
-    """
+    """Memory for copies of a training state, allocated by the first; none are made if `live` says why not."""
 
     def __init__(self, memory: HostMemory, live: str = "") -> None:
         self._memory, self._live = memory, live
@@ -151,7 +147,6 @@ def _tensors(tree: object) -> Iterator[torch.Tensor]:
 
 
 def _uncopied(sources: list[torch.Tensor]) -> str:
-    """Return why tensors cannot be copied; empty if they can."""
     others = {type(source).__name__ for source in sources} - {"Tensor", "Parameter", "DTensor"}
     return f"it has tensors of type {', '.join(sorted(others))}" if others else ""
 

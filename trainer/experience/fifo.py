@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Fifo(SampleStrategy):
-    """Returns the oldest whole groups first."""
-
     KIND = "fifo"
 
     def __init__(self, reader: ExperienceReader, sampling: "DataSection", staleness: Staleness) -> None:
@@ -90,7 +88,6 @@ class Fifo(SampleStrategy):
         return self.reader.commit(through, keep.union(files_of(fields.records("waiting"))))
 
     def metrics(self) -> dict[str, float]:
-        """Return ages and unproven tokens of the last batch, and counts of waiting, dropped and rejected rollouts."""
         counts = {f"experience/{name}": float(count) for name, count in sorted(self.counts.items())}
         return {
             **counts,

@@ -11,8 +11,6 @@ MOST = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of an engine's model."""
-
     vocabulary: int | None = None  # token ids are below this; None where the engine knows no bound
     tokens: int | None = None  # tokens of the longest row; None where the engine knows no bound
     tokens_from: str = "the model"  # what bounds the length, for people

@@ -44,9 +44,7 @@ class RolloutGroup:
 class GroupPool:
     """The waiting groups, in the order in which their first rollouts were read.
 
-    Args:
-        size: Rollouts of a whole group.
-        counts: Counts dropped rollouts by reason.
+    A whole group has `size` rollouts; `counts` counts dropped rollouts by reason.
     """
 
     def __init__(self, size: int, counts: Counter[str]) -> None:
@@ -73,7 +71,6 @@ class GroupPool:
         return [group for group in self.groups.values() if self.is_whole(group)]
 
     def waiting(self, *, whole: bool) -> int:
-        """Return how many rollouts wait in whole groups, or in incomplete ones."""
         return sum(len(group.members) for group in self.groups.values() if self.is_whole(group) == whole)
 
     def drop(self, why: str, condition: Callable[[RolloutGroup], bool]) -> None:

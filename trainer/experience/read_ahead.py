@@ -19,12 +19,9 @@ Read = Callable[[BatchFile], tuple[Experience, ...]]
 
 
 class ReadAhead:
-    """Batches that were read before they were asked for.
+    """Batches that `read`, called in a thread, has read and decoded before they were asked for.
 
     A batch never changes once its name is there, so what was read of it stays right.
-
-    Args:
-        read: Reads and decodes a batch; called in the thread.
     """
 
     def __init__(self, job: Job, read: Read) -> None:
@@ -36,9 +33,7 @@ class ReadAhead:
     def running(self, through: Mapping[str, int], rows: int) -> Iterator[None]:
         """Read during the body; a batch that is being read when it ends is read to its end.
 
-        Args:
-            through: The number up to which the batches of each explorer have been asked for.
-            rows: Rows after which no further batch is read, those included that are held already.
+        `through` has the last number of each explorer that was asked for. No batch is read once `rows` rows are held.
         """
         stop = Event()
         if self._thread is None or not self._thread.is_alive():
@@ -56,7 +51,6 @@ class ReadAhead:
             stop.set()
 
     def take(self, file: BatchFile) -> tuple[Experience, ...] | None:
-        """Return a batch that was read, and forget it; None if it was not."""
         return self._batches.pop(file, None)
 
     def forget(self) -> None:

@@ -90,7 +90,6 @@ class Examples:
 
     @property
     def taken(self) -> int:
-        """Return how many examples have been taken, over all epochs."""
         return self._epoch * len(self._examples) + self._at
 
     def check(self, limits: Limits) -> None:

@@ -136,7 +136,6 @@ class ExperienceReader:
             return 0
 
     def _present(self) -> dict[str, set[int]]:
-        """Return the numbers of unread batches, by explorer."""
         present = {}
         for explorer in self._explorers():
             seqs = self._listed(explorer) | self._archived.get(explorer, set())

@@ -16,13 +16,10 @@ from trainer.experience.sft import Examples
 
 
 class Replay(SampleStrategy):
-    """Fresh groups first in, first out, mixed with groups drawn from a bounded buffer of used ones.
+    """Fresh groups first in, first out, mixed with groups drawn from a buffer of `capacity` used ones.
 
-    The batches of buffered groups stay on disk until these leave the buffer, so a state names them only.
-
-    Args:
-        capacity: Groups of the buffer; the oldest leave it first.
-        share: The share of a batch's groups that is drawn from the buffer, as far as it has them.
+    The oldest leave the buffer first. Its batches stay on disk until then, so a state names them only. `share` of a
+    batch's groups is drawn from the buffer, as far as it has them.
     """
 
     KIND = "replay"

@@ -66,8 +66,7 @@ def find_base_directory(
 ) -> str:
     """Return the directory of an adapter's base: the one that is named, else the one that its writer had.
 
-    Args:
-        recorded: What the manifest says; the directory must be that model. None where a manifest does not say.
+    It must be the model that the manifest has `recorded`, any where that is None.
     """
     path = named or (recorded.model if recorded else config.base)
     hint = "--base DIR names the directory of the model that the adapter belongs to"

@@ -194,13 +194,10 @@ def copy_file(disk: Disk, source: str, target: str, record: FileRecord | None = 
 
 
 def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torch.dtype | None) -> None:
-    """Write weights as safetensors files of at most `SHARD_LIMIT` bytes, and the index.
+    """Write weights into an empty directory as safetensors files of at most `SHARD_LIMIT` bytes, and the index.
 
-    Each tensor is read, cast on its way through a ring of 48 MiB, and released.
-
-    Args:
-        directory: An empty directory.
-        dtype: What floating-point tensors are cast to, those of one byte left as they are; None keeps all.
+    Each tensor is read, cast on its way through a ring of 48 MiB, and released. Floating-point tensors are cast to
+    `dtype`, those of one byte left as they are; None keeps all.
     """
     files = [ShardLayout(specs) for specs in split(_specs(weights, dtype), SHARD_LIMIT)]
     mode, ring = find_write_mode(directory), Ring()

@@ -42,11 +42,9 @@ class ExportSource:
 
 
 def find_source(job: Job, step: int, *, full_precision: bool, base: str | None = None) -> ExportSource:
-    """Return where to export a step from.
+    """Return where to export a step from, a full checkpoint's training state before its weights if `full_precision`.
 
-    Args:
-        full_precision: Whether a full checkpoint's training state is preferred to the weights of the step.
-        base: For an adapter, the directory of its base; the one that its writer had unless given.
+    `base` is the directory of an adapter's base; the one that its writer had unless given.
     """
     path = job.step(step)
     _require_there(job, step)
@@ -128,7 +126,6 @@ def find_adapter(job: Job, step: int) -> ExportSource:
 def _merged(
     disk: Disk, path: str, manifest: Manifest, base: str | None, *, full_precision: bool
 ) -> ExportSource:
-    """Return the weights of an adapter's base with the adapter in them, and the files beside the base."""
     _require_whole(disk, path, manifest)
     for record in (*manifest.shards, *manifest.files):
         for _ in record_chunks(disk, f"{path}/{record.name}", record):

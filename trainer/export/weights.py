@@ -72,11 +72,9 @@ class SafetensorsFiles:
 
 
 def leave_out_tied(weights: ModelWeights, directory: str) -> None:
-    """Remove the weights that repeat another one to which their model ties them.
+    """Remove the weights that repeat another one to which the model's config.json in `directory` ties them.
 
-    Args:
-        directory: Where the model's config.json is. A model that transformers cannot make without code of its
-            own ties nothing here.
+    A model that transformers cannot make without code of its own ties nothing here.
     """
     there = [pair for pair in _ties(directory) if weights.kinds.keys() >= set(pair)]
     for alias in {alias for name, alias in there if torch.equal(weights.read(name), weights.read(alias))}:

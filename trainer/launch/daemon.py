@@ -77,7 +77,6 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the running daemon that this process started, None if there is none."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def check(self) -> None:
@@ -93,8 +92,7 @@ class DaemonProcess:
     def close(self, *, tidy: bool = False) -> None:
         """End our daemon once the newest step is published, or after `PUBLISHING` seconds.
 
-        Args:
-            tidy: If our daemon led, prune the job afterwards and empty the trash.
+        With `tidy`, if our daemon led, the job is pruned afterwards and the trash emptied.
         """
         ends, self._due = self._clock.monotonic() + PUBLISHING, float("-inf")
         while self._process is not None and not self._is_published():

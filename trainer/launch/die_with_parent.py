@@ -29,7 +29,6 @@ def dying_with_parent(number: signal.Signals, command: Sequence[str]) -> list[st
 
 
 def main(number: str, parent: str, *command: str) -> None:
-    """Become the command."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != int(parent):  # it ended before prctl
         os.kill(os.getpid(), int(number))

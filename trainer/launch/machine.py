@@ -11,7 +11,6 @@ _LISTING = 30.0
 
 
 def count_ranks(nproc: int | Literal["auto"], device: str, environ: Mapping[str, str]) -> int:
-    """Return how many ranks to start here: as configured, or one per GPU, or one."""
     if nproc != "auto":
         return nproc
     return 1 if device == "cpu" else max(count_gpus(environ), 1)

@@ -23,7 +23,6 @@ MEETING = 600.0
 
 
 def pick_device(name: Literal["auto", "cpu", "cuda"], local_rank: int) -> torch.device:
-    """Return the device of a rank: `cpu`, or the GPU of its number on this machine."""
     count = 0 if name == "cpu" else torch.cuda.device_count()
     if name == "cuda" and not count:
         raise ConfigError(

@@ -1,8 +1,7 @@
 """Which rank this process is and where ranks meet: from torchrun, srun, our own launch, or none of these.
 
-One pure function over the environment, `read_rank_env`. torchrun's variables win over Slurm's, because torchrun
-is also run inside a Slurm step. A Slurm job's script, an allocation's shell and a step of one task are not
-ranks: there `trainer train` starts its own.
+torchrun's variables win over Slurm's, because torchrun is also run inside a Slurm step. A Slurm job's script, an
+allocation's shell and a step of one task are not ranks: there `trainer train` starts its own.
 """
 
 import re
@@ -58,8 +57,6 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?", re.ASCII)
 
 @dataclass(frozen=True)
 class RankEnv:
-    """One rank among all."""
-
     rank: int = 0  # from 0; rank 0 decides
     local_rank: int = 0  # from 0 on this machine; the GPU it takes
     world_size: int = 1  # how many ranks there are

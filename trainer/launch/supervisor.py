@@ -44,12 +44,8 @@ _writing = threading.Lock()
 def start_ranks(command: Sequence[str], nproc: int, environ: Mapping[str, str]) -> int:
     """Run a command as ranks 0 to nproc - 1 of this machine and return the exit code of the run.
 
-    Args:
-        command: What each rank runs; `read_rank_env` tells it which rank it is.
-
-    Returns:
-        The code of the first rank that failed, 128 + n if signal n killed it; else 75 if a rank was asked to stop,
-        else 0.
+    `read_rank_env` tells the command which rank it is. The code is that of the first rank that failed, 128 + n if
+    signal n killed it; else 75 if a rank was asked to stop, else 0.
     """
     with SignalInbox() as inbox, RankSupervisor(inbox) as supervisor:
         with socket.socket() as listener:
@@ -71,8 +67,6 @@ class _Rank:
 
 
 class RankSupervisor:
-    """The living ranks of this machine."""
-
     def __init__(self, inbox: SignalInbox) -> None:
         self._inbox = inbox
         self._living: dict[int, _Rank] = {}
@@ -124,7 +118,6 @@ class RankSupervisor:
         self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
 
     def wait(self) -> int:
-        """Wait until all ranks have ended and return the exit code of the run."""
         while self._living and not self._given_up:
             ended = self._wait_for_ends()
             for number in self._inbox.read():
@@ -135,7 +128,6 @@ class RankSupervisor:
         return self._code
 
     def _wait_for_ends(self) -> list[_Rank]:
-        """Wait for a signal, the end of a rank or the time to kill; return the ranks that have ended."""
         left = self._kill_at - time.monotonic()
         events = self._selector.select(None if left == float("inf") else max(left, 0.0))
         return [key.data for key, _ in events if key.data is not None]

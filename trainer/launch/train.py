@@ -28,9 +28,7 @@ HANDED = "TRAINER_CONFIG"  # environment variable in which ranks find the config
 def train(config: JobFile, nproc: int | None = None, *, run: str = RUN, allowed: Collection[str] = ()) -> int:
     """Train as the configuration says and return the exit code.
 
-    Args:
-        nproc: How many ranks to start here, if not `trainer.nproc`.
-        run: The function of one rank, as `module:name`.
+    `nproc` ranks start here, if not `trainer.nproc`; `run` is the function of one rank, as `module:name`.
     """
     rank_env = read_rank_env(os.environ)
     if rank_env.origin == "alone":

@@ -66,16 +66,11 @@ _LENGTH = 32  # characters of an id: a UUID in hex
 
 
 def monitor_directory(directory: str, kind: str) -> str:
-    """Return the directory below the job where a kind of monitor keeps its files."""
     return os.path.join(directory, "monitors", kind)
 
 
 def job_identity(directory: str) -> str:
-    """Return the job's id for services that ask for one; the first call makes it.
-
-    Raises:
-        OSError: It can be neither read nor written.
-    """
+    """Return the job's id for services that ask for one, made by the first call; OSError if that fails."""
     disk, path = LocalDisk(), monitor_directory(directory, "id")
     try:
         identity = disk.read(path, limit=64).decode().strip()
@@ -96,11 +91,7 @@ def _make_identity(disk: LocalDisk, path: str) -> str:
 
 
 def check_options(options: Mapping[str, Any], types: Mapping[str, type], kind: str) -> None:
-    """Check the options of a kind.
-
-    Raises:
-        ConfigError: An option is not known, or of another type.
-    """
+    """Check the options of a kind; ConfigError if one is not known, or of another type."""
     for name, value in options.items():
         if name not in types:
             raise unknown_name(f"monitor.options.{kind} has no {name!r}", name, types)

@@ -1,10 +1,5 @@
 """All monitors of a run as one, which cannot stop training: it never raises and never waits for them.
 
-    monitors = Monitors.open(config, resumed_from=step)
-    monitors.log({"critic/score/mean": 0.5}, step)
-    monitors.log_rollouts(choose(batch, config.monitor.preview, decode), step)
-    monitors.close()
-
 metrics.jsonl is always written; [monitor] kinds names further kinds. Only rank 0 opens them. Each monitor runs in a
 daemon thread: it may raise, be slow or hang, and neither training nor the end of the process waits for it.
 """
@@ -32,8 +27,6 @@ START = 10.0  # seconds that the start waits for monitors to check their options
 
 
 class Monitors:
-    """The monitors of a run, as the loop uses them."""
-
     def __init__(self, behind: Sequence["MonitorThread"]) -> None:
         self._behind = tuple(behind)
 
@@ -113,9 +106,8 @@ Call = Callable[[Monitor], None]
 class MonitorThread:
     """Queues calls for a monitor that its own thread makes and calls.
 
-    Args:
-        make: Makes it; called again before the next call if it raised.
-        check: Called before each call; FencedError switches the monitor off.
+    If `make` raises, it is called again before the next call. FencedError from `check`, which is called before each
+    call, switches the monitor off.
     """
 
     def __init__(self, kind: str, make: Callable[[], Monitor], check: Callable[[], None]) -> None:
@@ -148,7 +140,6 @@ class MonitorThread:
         self._calls.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for it to write out what it has, not longer than `timeout` seconds."""
         self._thread.join(max(timeout, 0.0))
         if self._thread.is_alive():
             self._log.warning(

@@ -32,14 +32,10 @@ class Display(Protocol):
 
 
 class Progress:
-    """What the loop talks to on rank 0.
+    """What the loop talks to on rank 0; nothing is shown if `display` is None. `clock` gives monotonic seconds.
 
     Lines go to stdout, which the log leaves alone; the live display to stderr, where the log scrolls above it.
     Open it after the log is set up. A display that nobody can read any more (a closed pipe) is given up silently.
-
-    Args:
-        display: How; None for nothing.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -113,7 +109,6 @@ class PlainDisplay:
         self._put(text)
 
     def close(self) -> None:
-        """Write the last step, if it was not."""
         if self._shown != self._figures.step:
             self._line(0.0)
 
@@ -188,7 +183,6 @@ class _Logs:
 
 
 def _on_terminal() -> Iterator["logging.StreamHandler[Any]"]:
-    """Yield the handlers of the standard library's loggers that write to the terminal."""
     loggers = [logging.getLogger(), *logging.root.manager.loggerDict.values()]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):

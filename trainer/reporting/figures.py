@@ -80,7 +80,6 @@ def _age(figures: RunFigures) -> str:
 
 
 def _first(show: Callable[[float], str], *names: str) -> Show:
-    """Return what shows the first of the metrics that a run has."""
     return lambda figures: next((show(figures.values[name]) for name in names if name in figures.values), "")
 
 

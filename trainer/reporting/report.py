@@ -55,8 +55,7 @@ _BETWEEN = "\n[the next segment: its prompt was written again]\n"
 def pick_rollouts(batch: Batch, count: int, decode: Decode | None = None) -> list[RolloutSample]:
     """Return rollouts of a batch, best first: evenly spread over the order of rewards, the same for the same batch.
 
-    Args:
-        decode: Makes text of token ids; without it, or where it fails, the ids themselves are the text.
+    Without `decode`, or where it fails, the token ids themselves are the text.
     """
     experiences = batch.experiences
     firsts = [index for index, experience in enumerate(experiences) if experience.segment == 0]

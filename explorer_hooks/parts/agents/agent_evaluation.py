@@ -49,12 +49,7 @@ class PlayedRollout:
 
 
 class AgentEvaluator:
-    """Has agents play held-out tasks.
-
-    Args:
-        parts: The gateway of the training: its engine, tokenizer and model are those of the evaluation.
-        agent: How many at a time, how often again, and where rewards come from.
-    """
+    """Has agents play held-out tasks, with the engine, tokenizer and model of the training's gateway."""
 
     def __init__(self, parts: GatewayParts, player: Player, agent: AgentSection) -> None:
         self._parts, self._player, self._agent = parts, player, agent
@@ -73,7 +68,6 @@ class AgentEvaluator:
         return None
 
     def _rollouts(self, held_out: HeldOut) -> list[list[PlayedRollout]] | None:
-        """Return the rollouts of each task, None if it was told to stop or the engine is away."""
         try:
             with self._gateway(held_out) as (gateway, http):
                 play = partial(self._played, gateway, http, held_out)
@@ -89,7 +83,6 @@ class AgentEvaluator:
         samples: int,
         is_away: Callable[[], bool],
     ) -> list[list[PlayedRollout]] | None:
-        """Return the rollouts of each task that were played to their end, None if it was told to stop."""
         pool = ThreadPoolExecutor(self._agent.concurrency, thread_name_prefix="evaluation")
         try:
             asked = [[pool.submit(play, task, sample) for sample in range(samples)] for task in range(tasks)]

@@ -18,7 +18,6 @@ _KEPT_BEGINNINGS = ("LC_",)
 
 
 def agent_environment(variables: Mapping[str, str], passed: Collection[str] = ()) -> dict[str, str]:
-    """Return what an agent gets of the explorer's environment, and the further variables whose names are passed."""
     return {
         name: value
         for name, value in variables.items()

@@ -40,18 +40,13 @@ class ModelAnswer:
 
 
 class AnswerParser:
-    """Parts the texts of one model's responses."""
-
     def __init__(self, tool_format: ToolFormat, template: str) -> None:
         self.tool_format, self._thinks = tool_format, _THOUGHT in template
 
     def parse(self, text: str, *, tools: Tools, is_whole: bool) -> ModelAnswer:
-        """Return what a response says.
+        """Return what a response says: no calls without `tools` that the model was told of, or if it was cut.
 
-        Args:
-            text: The response, with special tokens but without the one that ended it.
-            tools: What the model was told of; without tools it calls none.
-            is_whole: Whether it ended by itself; a cut answer calls nothing.
+        `text` has its special tokens, but not the one that ended it.
         """
         reasoning, content = self._parted(text)
         said, called = read_calls(self.tool_format, content, tools) if tools and is_whole else (content, [])

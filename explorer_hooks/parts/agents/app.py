@@ -50,8 +50,6 @@ class Reader(Protocol):
 
 
 class GatewayApp:
-    """The application that serves a gateway."""
-
     def __init__(self, gateway: Gateway, token: str, health: Callable[[], Health]) -> None:
         self._gateway, self._token, self._health = gateway, token, health
 
@@ -97,7 +95,6 @@ class GatewayApp:
         return _reply(answer.events()) if asked.stream else JSONResponse(answer.document)
 
     async def _turn(self, request: Request, read: Reader) -> tuple[ChatRequest, Completion, Any]:
-        """Return what an agent asks for, the answer, and the body of its request."""
         session = self._session_of(request)
         with self._gateway.admitted(session):  # before the body is read: anybody may send megabytes
             body = await _body(request)

@@ -63,7 +63,6 @@ def json_object(body: object) -> Mapping[str, Any]:
 
 @contextmanager
 def well_formed() -> Iterator[None]:
-    """Read a body in the block."""
     try:
         yield
     except RecursionError:
@@ -120,7 +119,6 @@ def listed(body: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def least_tokens(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the least number of tokens that fields allow, None if they say nothing."""
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(type(limit) is not int or limit < 1 for limit in limits):
         raise refused(f"{names[-1]} is not a whole number above 0", names[-1])

@@ -37,7 +37,6 @@ def agent_problems(file: JobFile, verb: str) -> Iterator[Problem]:
 
 
 def gateway_problems(file: JobFile, who: str) -> Iterator[Problem]:
-    """Yield what does not go together with the gateway."""
     section = file.explorer
     for table in given_tables(section, ReaderSection):
         text = f"{who} asks no {table}"
@@ -124,7 +123,6 @@ def _agent_evaluation(file: JobFile) -> Iterator[Problem]:
 
 
 def _unused_reward(reward: RewardSection) -> Iterator[Problem]:
-    """Yield the keys of `[explorer.reward]` that are not read because the agent says its reward."""
     for key in ("function", "functions", "timeout", "workers", "retries", "pause"):
         if getattr(reward, key) != getattr(RewardSection(), key):
             text = f"explorer.reward.{key} has no effect where the agent gives its reward"

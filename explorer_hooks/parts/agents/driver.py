@@ -70,7 +70,6 @@ class RewardRequest:
         return cls(reward, info, _turns(fields.get("turn_rewards")))
 
     def of_turns(self, session: Session) -> list[float] | None:
-        """Return the reward of each turn of a session, None if there are none."""
         if self.turns is None:
             return None
         ids = [session.answer_id(turn) for turn in session.turns]

@@ -16,9 +16,7 @@ from syncd.protocol.digest import hasher
 class EnvironmentPlayer:
     """Plays episodes, each in one of several processes; processes that have ended are replaced.
 
-    Args:
-        timeout: Seconds that an episode may take.
-        stop: Once it returns true, processes are not waited for.
+    An episode may take `timeout` seconds; once `stop` returns true, processes are not waited for.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class EnvironmentPlayer:
         return Tasks((NamedSet(self._settings.name, read, 1.0),))
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
-        """Play an episode of a task, and return the score of the rollout in each session, or what went wrong."""
         try:
             process = self._running(next(self._turns) % len(self._processes))
         except ConfigError as error:

@@ -72,9 +72,7 @@ class GatewayLimits:
 class Gateway:
     """Answers agents and drivers.
 
-    Args:
-        has_room: Returns whether another group may begin when so many are open.
-        model: What answers call the model.
+    `has_room` returns whether another group may begin when so many are open; `model` is what answers call the model.
     """
 
     def __init__(
@@ -116,8 +114,7 @@ class Gateway:
     async def open(self, asked: SessionRequest, *, has_room: bool = False) -> dict[str, Any]:
         """Return the session of an attempt, which begins unless it has begun.
 
-        Args:
-            has_room: Whether the caller has found that another group may begin; what it found may have changed since.
+        With `has_room`, the caller has found that another group may begin; what it found may have changed since.
         """
         if asked.group in self.sessions.over:
             raise conflict(f"the group is over: {self.sessions.over[asked.group]}")
@@ -180,7 +177,6 @@ class Gateway:
             await self._record({"kind": "drop", "group": group, "why": why})
 
     async def drop_idle(self) -> None:
-        """Drop the groups of which nothing was heard for long, unless they are whole."""
         before = time.monotonic() - self.limits.idle
         busy = {name for name, _ in self._pending}
         for group in list(self.sessions.groups.values()):
@@ -196,7 +192,6 @@ class Gateway:
 
     @property
     def failure(self) -> SyncdError | None:
-        """Return why nothing can be recorded or answered any more, None while it can."""
         return self._journal.failure or self._maker.failure
 
     async def whole_groups(self, least: int, most: int, loads: Mapping[str, Unproven]) -> list[SessionGroup]:
@@ -231,7 +226,6 @@ class Gateway:
 
     @contextmanager
     def admitted(self, name: str) -> Iterator[None]:
-        """Let a request of an agent in while the block lasts."""
         self._opened(name)
         if self._requests[name] >= self.limits.max_turns:
             raise not_now(TOO_MANY, "the session has too many requests at once", "too_many_requests")
@@ -408,7 +402,6 @@ class Gateway:
 
 @contextmanager
 def _limits_noted(session: Session) -> Iterator[None]:
-    """Note which limit of its session a request meets in the block, if it meets one."""
     try:
         yield
     except ApiError as error:

@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 
 
 class HttpThread:
-    """An application that is being served."""
-
     def __init__(self, application: Starlette, listener: socket.socket) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()

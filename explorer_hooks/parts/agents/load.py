@@ -15,7 +15,6 @@ def load_served_file(path: str, overrides: Sequence[str] = (), *, trust: bool = 
 
 
 def _serve_checks(file: JobFile) -> Iterator[Problem]:
-    """Yield the problems for `explorer serve` that no single key shows."""
     yield from file_problems(file, "serve")
     yield from gateway_problems(file, "explorer serve")
     if file.explorer.curriculum.enabled:

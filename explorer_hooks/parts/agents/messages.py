@@ -31,7 +31,6 @@ def _field(where: str) -> str:
 
 
 def read_text(content: object, where: str) -> str:
-    """Return content that is text, whole or in parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):

@@ -83,10 +83,9 @@ class CommandPlayer:
 
 
 class FunctionPlayer:
-    """Calls a function for each rollout, with `base_url`, `api_key` and `task`, in processes.
+    """Calls `package.module:function` for each rollout, with `base_url`, `api_key` and `task`, in processes.
 
     Args:
-        function: `package.module:function`.
         timeout: Seconds that one call may take.
         directories: Directories in which its module is looked for.
         passed: Names of variables of this process that it gets besides those of `agent_environment`.

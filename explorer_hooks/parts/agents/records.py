@@ -23,15 +23,11 @@ _ENDS = re.compile(rb'(?<=,"xxh3":"................"})', re.DOTALL)
 
 
 class RunRecord(TypedDict):
-    """The journal begins."""
-
     kind: Literal["run"]
     run: str
 
 
 class SessionRecord(TypedDict):
-    """An attempt begins."""
-
     kind: Literal["session"]
     session: str
     group: str
@@ -84,31 +80,23 @@ class RewardRecord(TypedDict):
 
 
 class AbandonRecord(TypedDict):
-    """A session is not trained."""
-
     kind: Literal["abandon"]
     session: str
 
 
 class DropRecord(TypedDict):
-    """A group is not trained."""
-
     kind: Literal["drop"]
     group: str
     why: str
 
 
 class BatchRecord(TypedDict):
-    """Groups are about to be written."""
-
     kind: Literal["batch"]
     number: Natural
     groups: list[str]
 
 
 class WrittenRecord(TypedDict):
-    """Groups are written."""
-
     kind: Literal["written"]
     groups: list[str]
     reported: NotRequired[bool]
@@ -169,9 +157,8 @@ def has_checksum(line: bytes) -> bool:
 def read_line(line: bytes, *, needs_checksum: bool) -> Iterator[dict[str, Any] | DamagedLine]:
     """Yield what is in a line: one record, or two whose line feed is damaged; of a torn line nothing.
 
-    Args:
-        line: The line with its line feed; a torn one has none.
-        needs_checksum: Whether a record without a checksum is damaged: one that has one follows.
+    `line` has its line feed, a torn one has none. With `needs_checksum`, a record without a checksum is damaged: one
+    that has one follows.
     """
     texts = _ENDS.split(line.removesuffix(b"\n"))
     *whole, last = texts if len(texts) == 1 or texts[-1] else texts[:-1]

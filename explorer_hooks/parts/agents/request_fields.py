@@ -70,7 +70,6 @@ CHAT = FieldTable(
     },
     {**_HARMLESS, "reasoning_effort": (), "verbosity": (), "prediction": ()},
 )
-"""OpenAI's chat completions."""
 
 RESPONSES = FieldTable(
     frozenset({"input", "instructions", "tools", "tool_choice", "max_output_tokens", "stream"}),
@@ -84,16 +83,10 @@ RESPONSES = FieldTable(
     },
     {"text": FieldTable(only={"format": ({"type": "text"},)}, harmless={"verbosity": ()})},
 )
-"""OpenAI's Responses."""
 
 
 def check_fields(body: Mapping[str, Any], table: FieldTable, *, tolerates: bool, of: str = "") -> list[str]:
-    """Return the names of the harmless fields of a body that ask for something.
-
-    Args:
-        tolerates: Whether harmless fields are taken.
-        of: What comes before the names of its fields.
-    """
+    """Return the names of the harmless fields of a body that ask for something, which it `tolerates` or refuses."""
     harmless: list[str] = []
     for key, value in body.items():
         name = f"{of}{key}"[:80]

@@ -87,8 +87,6 @@ def _reasoning(item: Item, where: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAnswer:
-    """An answer on its way to the agent."""
-
     completion: Completion  # the answer
     body: Mapping[str, Any]
 

@@ -18,9 +18,7 @@ def experiences_of(
 ) -> list[Experience]:
     """Return the rows of a whole group: its rollouts in order, the segments of each one after the other.
 
-    Args:
-        now: Seconds since the epoch.
-        segments: last: of each session the segment alone that ends in its last turn; no session has rewards of turns.
+    `now` is in seconds since the epoch. If only the last `segments` are trained, no session has rewards of turns.
     """
     sessions = [session for _, session in sorted(group.rollouts.items())]
     return [row for session in sessions for row in _rows(session, name, now, segments)]
@@ -56,7 +54,6 @@ class _Response:
     turn_rewards: list[TurnReward] = field(default_factory=list)
 
     def add(self, turn: Turn, *, is_learnt: bool) -> None:
-        """Add the next turn; the prompt of the first one is the segment's."""
         if turn.parent is None:
             self.prompt = turn.prompt
         else:

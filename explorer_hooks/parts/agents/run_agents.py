@@ -66,7 +66,6 @@ def _played(
     stop: Stop,
     health: str | None,
 ) -> str:
-    """Have a player play tasks and evaluation sets, and return why that ended."""
     section, agent = file.explorer, file.explorer.part(AgentSection)
     seed = f"{file.job.seed}/{section.name}" if section.shuffle else None
     with opened_gateway(file, stop, health, _LISTEN, PlayedTasks(tasks.digest, seed or "")) as parts:
@@ -115,11 +114,9 @@ def _open_player(file: JobFile, stop: Stop) -> Player:
 
 
 class AgentThreads:
-    """Plays attempts, each in a thread.
+    """Plays attempts, each in a thread; once `stop` returns true, no further one is begun.
 
-    Args:
-        judge: Scores last answers; None if agents say their rewards themselves.
-        stop: Once it returns true, no further attempt is begun.
+    `judge` scores last answers; None if agents say their rewards themselves.
     """
 
     def __init__(

@@ -106,7 +106,6 @@ class GatewayRun:
         return str(next(named, ""))
 
     def _replay(self, sessions: Sessions) -> None:
-        """Read the journal; the groups of what is damaged are dropped and counted."""
         replay = JournalReplay(sessions)
         replay.read(self._journal.records(), time.monotonic())
         sessions.apply(sessions.settled(self._writer.upcoming))

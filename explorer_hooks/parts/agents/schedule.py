@@ -25,8 +25,6 @@ _LOG = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a rollout that is being played."""
-
     session: str
     group: str
     rollout: int  # which rollout of the group
@@ -44,10 +42,8 @@ class ScheduleLimits:
 class AgentSchedule:
     """Chooses attempts. Used in the gateway's event loop alone.
 
-    Args:
-        seed: The seed of their order; None for the order of the file.
-        has_room: Returns whether another group may begin when so many are open.
-        curriculum: Says which tasks are played.
+    `has_room` returns whether another group may begin when so many are open. Without a `seed` tasks keep their
+    order in the file.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class AgentSchedule:
             await self._gateway.abandon(session.id)
 
     async def is_over(self) -> bool:
-        """Return whether all epochs are played, and no group is open that is not whole."""
         size = self._gateway.limits.group_size
         groups = self._gateway.sessions.groups.values()
         return (
@@ -121,10 +116,8 @@ class AgentSchedule:
         """Abandon an attempt without a reward, and after too many its group, which is counted under `why`.
 
         If the agent ended where its turns or its context do, each further attempt would get the same answers and end
-        there: its group is dropped at once, counted as that, and no failure.
-
-        Args:
-            causes: Which attempts of its episode went wrong, if others than this one may have.
+        there: its group is dropped at once, counted as that, and no failure. `causes` are the attempts of its episode
+        that went wrong, if others than this one may have.
         """
         limit = self._limit_met(causes or (attempt,)) if why == "agent" else ""
         await self._failed(attempt, problem, why, limit)
@@ -147,7 +140,6 @@ class AgentSchedule:
             raise ConfigError(message, hint="the first attempt_failed has the cause")
 
     def _limit_met(self, attempts: Sequence[Attempt]) -> str:
-        """Return the limit that the last request of one of some attempts has met behind a turn."""
         by_name = self._gateway.sessions.groups
         groups = [by_name[attempt.group] for attempt in attempts if attempt.group in by_name]
         ids = {attempt.session for attempt in attempts}
@@ -160,7 +152,6 @@ class AgentSchedule:
             self._failures.pop((group, rollout), None)
 
     async def answer(self, attempt: Attempt) -> ScoredText:
-        """Return the last answer of an attempt, an empty one if there is none."""
         session = self._gateway.sessions.by_id.get(attempt.session)
         return last_answer(session.turns) if session is not None and session.turns else ScoredText("")
 
@@ -179,7 +170,6 @@ class AgentSchedule:
                 self._dropped_in_row += 1
 
     def _open_rollouts(self) -> list[tuple[str, int, int]]:
-        """Return rollouts of an open group that nobody plays, and the numbers of their next attempts."""
         for group in self._gateway.sessions.groups.values():
             if unplayed := self._unplayed(group):
                 return unplayed if self._limits.whole_groups else unplayed[:1]
@@ -235,6 +225,5 @@ def _place(group: str) -> tuple[int, int]:
 
 
 def last_answer(turns: Sequence[Turn]) -> ScoredText:
-    """Return the answer of the last of some turns, as reward functions get it."""
     last = turns[-1]
     return ScoredText(last.answer.content, len(last.tokens), last.answer.finish == "length")

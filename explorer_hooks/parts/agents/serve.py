@@ -122,7 +122,6 @@ def _open_parts(file: JobFile, tokens: Tokens) -> tuple[Splicer, AnswerParser]:
 
 
 def _tool_format(file: JobFile, tokens: Tokens, ends: Iterable[str]) -> ToolFormat:
-    """Return how the model writes calls of tools: as the file says, or as the chat template does."""
     setting = file.explorer.part(GatewaySection).tool_format
     chosen = written_format(tokens, ends) if setting == "auto" else setting
     if chosen is None:

@@ -147,10 +147,7 @@ class GatewayService:
         return watch.reason()
 
     def _write(self, least: int) -> bool:
-        """Write a batch if there are so many whole groups, and return whether there were.
-
-        Groups that cannot be written are dropped.
-        """
+        """Write a batch if there are so many whole groups, drop unusable ones, and return whether there were."""
         groups = self._http.call(
             self._gateway.whole_groups(least, self._file.explorer_groups, self._source.unproven)
         )
@@ -207,7 +204,6 @@ class GatewayService:
             return []
 
     def _task_sets(self, groups: Sequence[SessionGroup]) -> dict[str, dict[str, float]]:
-        """Return the figures of each set of tasks, nothing if there are not several sets."""
         rewards: dict[str, list[float]] = {}
         for group in groups if len(self._file.explorer.training_sets) > 1 else ():
             # The ids of several sets begin with the set's name.
@@ -215,7 +211,6 @@ class GatewayService:
         return set_figures(rewards)
 
     def _skipped(self) -> int:
-        """Return how many tasks the curriculum has left out since the last batch."""
         before, self._skipped_before = (
             self._skipped_before,
             self._play.skipped if self._play is not None else 0,

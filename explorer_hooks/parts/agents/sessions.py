@@ -63,7 +63,6 @@ class Turn:
 
     @property
     def path(self) -> "list[Turn]":
-        """Return the turns from the beginning of the segment to this one."""
         turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -73,7 +72,6 @@ class Turn:
 
     @property
     def whole(self) -> list[int]:
-        """Return the tokens from the beginning of the segment to the end of the answer."""
         return [token for turn in self.path for part in (turn.prompt, turn.tokens) for token in part]
 
     def answers(self, prompt: Sequence[int], most: int, stop: Sequence[str]) -> bool:
@@ -119,24 +117,16 @@ class Session:
 
     @property
     def drawn(self) -> list[Turn]:
-        """Return what was drawn for the rollout: earlier turns that this session has not taken, and its own."""
         left = [turn for at, turn in enumerate(self.earlier) if at not in self.taken]
         return [*left, *self.turns]
 
     def drawn_before(self, prompt: Sequence[int], most: int, stop: Sequence[str]) -> int | None:
-        """Return the index of an earlier turn with a prompt that this session has not taken, None if there is none.
-
-        Args:
-            prompt: All tokens before the answer.
-            most: Tokens of the answer at most; one that was cut at another limit is none.
-            stop: The strings at which it stops; one that was drawn with others is none.
-        """
+        """Return the index of an earlier turn, neither taken nor reserved, that answers a whole prompt; else None."""
         left = (at for at in range(len(self.earlier)) if at not in self.taken | self.reserved)
         return next((at for at in left if self.earlier[at].answers(prompt, most, stop)), None)
 
     @property
     def leaves(self) -> list[Turn]:
-        """Return the turns that no other continues, in order."""
         continued = {id(turn.parent) for turn in self.turns}
         return [turn for turn in self.turns if id(turn) not in continued]
 
@@ -151,10 +141,8 @@ class Session:
     def tool_seconds(self, keys: Sequence[str], offered: Collection[str], now: float) -> dict[str, float]:
         """Return how long tools took: the time since the answer that called them and that a request continues.
 
-        The first request that continues an answer says it, and only of tools that it offers.
-
-        Args:
-            now: When it came, on the monotonic clock.
+        The first request that continues an answer says it, and only of tools that it offers; it came at `now`, on the
+        monotonic clock.
         """
         continued = self.continued(keys)
         if continued is None:
@@ -245,8 +233,7 @@ class Sessions:
     def settled(self, upcoming: int) -> dict[str, Any]:
         """Return the record of what became of groups that were about to be written when the process ended.
 
-        Args:
-            upcoming: The number of the next batch; lower ones were written, each as it was last recorded.
+        Batches below `upcoming`, the next one, were written, each as it was last recorded.
         """
         written = [name for number, names in self.pending.items() if number < upcoming for name in names]
         return {"kind": "written", "groups": [name for name in written if name in self.groups]}

@@ -45,16 +45,14 @@ class ChatTemplate(Protocol):
 class Splicer:
     """Makes prompts for one model.
 
-    Args:
-        ends: The text of each token that ends an answer, by its id.
-        most: Characters of a text at most: a longer one would take seconds to cut, while others wait.
+    `ends` are the texts of the tokens that end an answer, by their ids. A text of more than `most` characters is
+    refused: it would take seconds to cut, while others wait.
     """
 
     def __init__(self, template: ChatTemplate, ends: Mapping[int, str], most: float = math.inf) -> None:
         self._template, self.ends, self._most = template, ends, most
 
     def prompt(self, request: ChatRequest) -> list[int]:
-        """Return the tokens of a whole history as the template writes it."""
         return self._ids_of(self._text(request, request.messages, answers=True))
 
     def continuation(self, request: ChatRequest, at: int, last: int) -> list[int] | None:
@@ -63,11 +61,7 @@ class Splicer:
         The template is rendered twice with a mark in the answer's place: up to the answer, and whole. Both texts must
         have the mark equally often and be the same from its last place to the end of the turn, or, if the template
         leaves the end to the next message, to the end of the first text. What follows there in the whole text is the
-        continuation.
-
-        Args:
-            at: The index of the answer in its messages.
-            last: The last token of the answer as it was recorded.
+        continuation. `at` is the answer's index in the messages, `last` its last token as it was recorded.
         """
         marked = [*request.messages[:at], _marked(request.messages[at])]
         before = self._text(request, marked, answers=False)
@@ -107,7 +101,6 @@ class Splicer:
 
 
 def _marked(answer: Message) -> Message:
-    """Return an answer with the mark in place of what it says, and the same calls by name."""
     marked = _with_arguments(answer, lambda _: {_MARK: _MARK})
     marked.pop("reasoning_content", None)
     return {**marked, "content": _MARK}
@@ -132,9 +125,7 @@ def _with_arguments(message: Message, change: Callable[[Any], Any]) -> dict[str,
 def end_tokens(directory: str, tokenizer: Any) -> dict[int, str]:
     """Return the text of each token that ends an answer, by its id.
 
-    Args:
-        directory: The model's directory, whose configurations name such tokens as engines read them.
-        tokenizer: Its tokenizer, which names one.
+    The tokenizer names one; the configurations in the model's directory name such tokens as engines read them.
     """
     values: list[Any] = [getattr(tokenizer, "eos_token_id", None)]
     for name in _CONFIGURATIONS:

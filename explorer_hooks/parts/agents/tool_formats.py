@@ -88,8 +88,7 @@ _FORMATS: Mapping[ToolFormat, _CallFormat] = {
 def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tuple[str, str]]]:
     """Return what a text says before its calls, and name and JSON arguments of each; no calls if one is unreadable.
 
-    Args:
-        tools: What it was told of, in OpenAI's form; they say which arguments are text.
+    `tools`, what it was told of in OpenAI's form, say which arguments are text.
     """
     used = _FORMATS.get(name)
     if used is None or used.mark not in text:
@@ -101,7 +100,6 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
 
 
 def _tagged_call(name: str, text: str, argument: re.Pattern[str], tools: Tools) -> tuple[str, str]:
-    """Return a call whose arguments stand between tags; there must be nothing else."""
     types, arguments, position = parameter_types(tools, name), dict[str, object](), 0
     while match := argument.match(text, position):
         key = match[1].strip()
@@ -146,16 +144,10 @@ _QUESTION = {"role": "user", "content": "Look it up."}
 
 
 def written_format(template: ChatTemplate, ends: Iterable[str]) -> ToolFormat | None:
-    """Return the format that reads the call which a chat template writes.
+    """Return the format that reads the call which a chat template writes, None if none does.
 
     The template itself is asked: it writes a call, and the format that gives back its name and arguments, each of its
-    type, is the model's.
-
-    Args:
-        ends: The texts of the tokens that end an answer.
-
-    Returns:
-        None if no format reads what it writes.
+    type, is the model's. `ends` are the texts of the tokens that end an answer.
     """
     try:
         prompt = template.chat_text([_QUESTION], [_TOOL], {}, answers=True)
@@ -217,7 +209,6 @@ def parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, 
 
 
 def _types(schema: object) -> frozenset[str]:
-    """Return the JSON types that a schema allows; all of them if it does not say."""
     if not isinstance(schema, dict):
         return _ANY
     branches = schema.get("anyOf") or schema.get("oneOf")
@@ -237,8 +228,7 @@ def _types(schema: object) -> frozenset[str]:
 def typed_value(text: str, types: frozenset[str] | None) -> object:
     """Return the value that a text stands for: what its JSON says if that has an allowed type, else the text.
 
-    Args:
-        types: The JSON types that the parameter may have; None if the tool does not declare it.
+    `types` are the JSON types that the parameter may have; None if the tool does not declare it.
     """
     allowed = _ANY if types is None else types
     if allowed == {"string"}:

@@ -30,12 +30,9 @@ class WaitingTurn:
 
 
 class TurnMaker:
-    """Has an engine generate turns.
+    """Has an engine generate turns, by so many `threads`; a turn waits `hold` seconds for an engine that is away.
 
-    Args:
-        threads: Calls of the generator at a time.
-        rows: Turns of one call at most; they have the same limit of tokens.
-        hold: Seconds that a turn waits for an engine that is away.
+    A call of the generator has `rows` turns at most, with the same limit of tokens.
     """
 
     def __init__(

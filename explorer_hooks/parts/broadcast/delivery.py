@@ -49,7 +49,6 @@ class Delivery(ABC):
         self.touched = False  # whether the engine's weights may have changed
 
     def push(self, label: str, tensors: Tensors) -> None:
-        """Load weights into the engine."""
         cuts = cut({name: tensor.nbytes for name, tensor in tensors.items()}, BUCKET)
         buckets = [{name: tensors[name].detach() for name in names} for names in cuts]
         if not buckets:

@@ -40,8 +40,6 @@ class Invitation:
 
 
 class GroupDelivery(Delivery):
-    """One version through a group."""
-
     backend: ClassVar[str] = GLOO
     greets: ClassVar[bool] = True
     """Whether the engine's workers create NCCL's communicator when they join."""
@@ -115,7 +113,6 @@ class GroupDelivery(Delivery):
 
 
 def device_for(backend: str) -> torch.device:
-    """Return where tensors are that go over a backend."""
     if backend == GLOO:
         return CPU
     if not torch.cuda.is_available():

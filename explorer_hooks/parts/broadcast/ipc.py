@@ -1,6 +1,6 @@
 """Weights as memory that this process shares with the engine's workers on the same host: no wire, no group.
 
-Weights that were received into shared memory (`shared.allocate`) are not copied on this side. Others are: while the
+Weights that were received into shared memory (`received.allocate`) are not copied on this side. Others are: while the
 engine loads a bucket, this process fills the next one, so two are in shared memory at once.
 """
 
@@ -19,8 +19,6 @@ _ENDING = 10.0  # seconds for which memory is kept for a request that has not en
 
 
 class IpcDelivery(Delivery):
-    """One version as shared memory."""
-
     def __init__(self, server: HttpClient, address: str, *, flush_cache: bool = False) -> None:
         super().__init__(server, address, flush_cache=flush_cache)
         self._held: list[SharedBucket] = []

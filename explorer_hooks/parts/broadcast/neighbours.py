@@ -21,8 +21,7 @@ _VISIBLE = b"CUDA_VISIBLE_DEVICES="
 def require_shared_memory(port: int, workers: int, *, on_gpu: bool) -> None:
     """Return if all workers of the server that listens at a port can open what this process shares.
 
-    Args:
-        on_gpu: Whether a GPU's memory is shared: then they must see the same GPUs as this process.
+    With `on_gpu` that is a GPU's memory: then they must see the same GPUs as this process.
     """
     pids = [pid for pid in _family(_listeners(port)) if _read(pid, "cmdline").startswith(_WORKER)]
     alike = [pid for pid in pids if _sees_memory(pid) and (not on_gpu or _sees_gpus(pid))]

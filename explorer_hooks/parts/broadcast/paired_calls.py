@@ -12,8 +12,6 @@ _POLL = 0.002
 
 
 class EngineRequest:
-    """One call in a separate thread, because it has another half: a request to an engine, or joining a group."""
-
     def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
         self._failure = Failure()
@@ -47,7 +45,6 @@ class EngineRequest:
 
 
 def wait_for_all(requests: Sequence[EngineRequest], deadline: Deadline) -> None:
-    """Wait until all requests have ended; the first that fails ends the wait."""
     while not all(request.has_ended for request in requests):
         for request in requests:
             request.is_healthy()

@@ -18,7 +18,6 @@ class AllocatedSegment:
     end: int  # the address behind its last one
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Return whether all of a tensor lies in it, in its order."""
         if not tensor.numel():
             return True
         begin = tensor.data_ptr()
@@ -56,6 +55,5 @@ def allocate(size: int) -> torch.Tensor:
 
 
 def segment_of(tensors: Iterable[torch.Tensor]) -> AllocatedSegment | None:
-    """Return the memory that has all of some tensors, None if none has."""
     wanted = list(tensors)
     return next((segment for segment in _allocated if all(map(segment.has, wanted))), None)

@@ -1,9 +1,8 @@
 """Files in this host's shared memory through which weights go to an engine on the same host.
 
-    /dev/shm/syncd-push-<32 hex digits>
-
-The process that makes a segment holds a lock on it, from before it has a name until it is removed. The lock ends with
-the process, however it ends, so whoever can lock a segment may remove it as a leftover. Only this user can open one.
+A segment is /dev/shm/syncd-push-<32 hex digits>. The process that makes it holds a lock on it, from before it has a
+name until it is removed. The lock ends with the process, however it ends, so whoever can lock a segment may remove it
+as a leftover. Only this user can open one.
 
 Imports the standard library alone: vLLM's workers import it too, in their own environment.
 """
@@ -21,7 +20,6 @@ from collections.abc import Iterable
 from itertools import count
 
 DIRECTORY = "/dev/shm"  # noqa: S108 - the memory that processes of one host share, by its only name
-"""Where segments are."""
 
 HEADER = 64  # bytes in front of the tensors: torch counts the users of a shared file there
 

@@ -55,8 +55,6 @@ class VllmDelivery(Delivery):
 
 
 class VllmGroupDelivery(VllmDelivery, GroupDelivery):
-    """vLLM, through a group."""
-
     prefixes = ("{secret}",)
 
     def _open(self, buckets: Sequence[Tensors]) -> None:
@@ -73,8 +71,6 @@ class VllmGroupDelivery(VllmDelivery, GroupDelivery):
 
 
 class VllmNcclDelivery(VllmGroupDelivery):
-    """vLLM, through a group over NCCL."""
-
     backend = NCCL
 
     def _connect_workers(self, document: Mapping[str, Any]) -> None:
@@ -156,8 +152,6 @@ class SGLangGroupDelivery(SGLangDelivery, GroupDelivery):
 
 
 class SGLangNcclDelivery(SGLangGroupDelivery):
-    """SGLang, through a group over NCCL."""
-
     backend = NCCL
     greets = False
     prefixes = ("{secret}", "{secret}/", "cuda/")

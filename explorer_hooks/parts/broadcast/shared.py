@@ -113,9 +113,7 @@ class CopiedBucket(SegmentBucket):
 class GpuBucket(SharedBucket):
     """A bucket on one GPU: CUDA's handles of the tensors themselves, so nothing is copied on this side.
 
-    Args:
-        tensors: The tensors, all on one GPU; they stay as they are until the engine has loaded them.
-        workers: How many workers open it: CUDA counts them, so each gets handles of its own.
+    They stay as they are until the engine has loaded them. CUDA counts the workers, so each gets handles of its own.
     """
 
     def __init__(self, tensors: Tensors, workers: int) -> None:
@@ -139,7 +137,6 @@ class GpuBucket(SharedBucket):
         return {**described(self.tensors), **self.location, "handles": handles}
 
     def as_pickles(self) -> list[bytes]:
-        """Return a pickle for each worker; in place of a device it has the GPU's UUID."""
         return [
             _pickled(list(zip(self.tensors, map(self._rebuilt, exported), strict=True)))
             for exported in self._shared
@@ -162,9 +159,8 @@ class GpuBucket(SharedBucket):
 def share(tensors: Tensors, workers: int, *, in_place: bool) -> SharedBucket:
     """Return a bucket of tensors as workers can open it: by handles if they are all on one GPU.
 
-    Args:
-        in_place: Whether tensors in memory of `received.allocate` are shared where they are. A worker that keeps them
-            would see what comes into that memory later.
+    With `in_place`, tensors in memory of `received.allocate` are shared where they are. A worker that keeps them
+    would see what comes into that memory later.
     """
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) == 1 and next(iter(devices)).type == "cuda":

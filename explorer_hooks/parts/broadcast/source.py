@@ -56,7 +56,6 @@ class BroadcastSource(WeightSource):
 
     @property
     def runs(self) -> Pair | None:
-        """Return what the engine runs, published or not."""
         return self._unpublished or super().runs
 
     @property
@@ -68,7 +67,6 @@ class BroadcastSource(WeightSource):
         return self._unpublished is not None or super().may_work()
 
     def newest(self) -> Pair | None:
-        """Return the newest version; that is the one that runs here if it is not published yet."""
         return self._unpublished or super().newest()
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
@@ -97,7 +95,6 @@ class BroadcastSource(WeightSource):
         return super().are_published(versions) and not unpublished.intersection(versions)
 
     def wait_until_published(self) -> None:
-        """Wait until what runs is published or given up, or until `stop` returns true."""
         while self._unpublished is not None and not self._stop():
             self._await_decision(PIECE)
 

@@ -59,7 +59,6 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
         return number
 
     def parse_init_info(self, init_dict: dict[str, Any]) -> GroupInfo | PlaceInfo:
-        """Return what the sender offers: a group, or memory of this host."""
         return GroupInfo(**init_dict) if "address" in init_dict else PlaceInfo(**init_dict)
 
     def init_transfer_engine(self, init_info: GroupInfo | PlaceInfo) -> None:
@@ -67,7 +66,6 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
         self._source = init_info.open(self._worker, self.device)
 
     def start_weight_update(self) -> None:
-        """Make the model ready to be loaded layer by layer."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload  # noqa: PLC0415
 
         initialize_layerwise_reload(self.model)
@@ -91,7 +89,6 @@ class SyncdEngine(WeightTransferEngine[Any, BucketInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: BucketInfo) -> None:
-        """Take all tensors of a bucket, then load them."""
         if self._source is None:
             raise RuntimeError("this worker is not connected with a sender")
         taken = self._source.tensors(update_info, self._worker)

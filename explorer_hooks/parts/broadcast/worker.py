@@ -51,8 +51,6 @@ class Source(Protocol):
 
 @dataclass(kw_only=True)
 class Meeting:
-    """Where the group is."""
-
     address: str  # the address on which its store listens
     port: int
     secret: str  # the prefix of its keys

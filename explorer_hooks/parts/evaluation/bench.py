@@ -55,8 +55,6 @@ class BenchRequest:
 
 @dataclass(slots=True)
 class BenchStep:
-    """What became of a step."""
-
     step: int  # the step; `BASE` for the model that the job started from
     # measured; gone: it was removed; damaged: or it does not fit the engine; failed: it was not loaded.
     state: StepState = "measured"
@@ -105,8 +103,6 @@ def _opened(
 
 
 class BenchRun:
-    """Measures step after step."""
-
     def __init__(
         self, followed: FollowedEngine, sets: Sequence[HeldOut], evaluator: Evaluator, request: BenchRequest
     ) -> None:
@@ -175,7 +171,6 @@ class BenchRun:
         return None
 
     def _loaded(self, bench_step: BenchStep) -> Pair | None:
-        """Load a step, and return its version; None if it cannot be loaded."""
         outcome = self._follower.load_step(bench_step.step)
         for _ in range(self._retries):
             if outcome.kind not in _AGAIN:

@@ -8,7 +8,6 @@ from syncd.jobfile.problems import Problem
 
 
 def teacher_problems(file: JobFile, _: str) -> Iterator[Problem]:
-    """Yield what is wrong with the table [explorer.teacher]."""
     teacher, key = file.explorer.part(TeacherSection), "explorer.teacher.address"
     if not teacher.address:
         if teacher != TeacherSection():

@@ -68,8 +68,6 @@ class Evaluation:
 
 
 class RunSets:
-    """The evaluation sets that a run measures."""
-
     def __init__(self, sets: Sequence[HeldOut]) -> None:
         self._sets = sets
 

@@ -17,8 +17,7 @@ def load_bench_file(
 ) -> JobFile:
     """Return what a file says to `explorer bench`, with the command line's `--section.key value` on top.
 
-    Args:
-        config: The file; None for the configuration that the trainer keeps in the job directory.
+    `config` is the file; None for the configuration that the trainer keeps in the job directory.
     """
     path = config or f"{job}/config.toml"
     if config is None and not os.path.exists(path):
@@ -32,7 +31,6 @@ def load_bench_file(
 
 
 def _bench_checks(file: JobFile) -> Iterator[Problem]:
-    """Yield the problems for `explorer bench` that no single key shows."""
     yield from file_problems(file, "bench")
     for table in given_tables(file.explorer, RunnerSection):
         text = f"explorer bench has {table}s play nothing"

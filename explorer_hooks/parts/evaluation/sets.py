@@ -86,12 +86,8 @@ def figures_of(section: EvaluationSet, outcomes: Sequence[TaskOutcome]) -> Mappi
 def pass_at(samples: int, correct: int, k: int) -> float:
     """Return the chance that of k responses, drawn without replacement from all of a task, one is correct.
 
-    The unbiased estimate of pass@k (Chen et al., 2021, arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
-
-    Args:
-        samples: Responses to the task, n.
-        correct: Those that are correct, c.
-        k: At most n.
+    The unbiased estimate of pass@k (Chen et al., 2021, arXiv:2107.03374): 1 - C(n - c, k) / C(n, k), with c correct
+    responses of n samples; k is at most n.
     """
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 

@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 
 class Teacher:
-    """A served model that reads responses."""
-
     def __init__(self, section: TeacherSection, tokens: Tokens) -> None:
         self._section, self._vocabulary, at_start = section, tokens.size, threading.Event()
         self._server = server = HttpClient(

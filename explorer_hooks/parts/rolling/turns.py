@@ -49,10 +49,8 @@ def goes_alone(wave: Wave, name: str, pair: Pair, others: Sequence[Other]) -> bo
     """Return whether an explorer loads a version while nobody leads.
 
     It loads only what is approved. All go in the order of their names, as many at once as the wave says, so that two
-    that cannot see each other's last step do not go for one place.
-
-    Args:
-        others: All living explorers that wait for the wave, this one among them.
+    that cannot see each other's last step do not go for one place. `others` are all living explorers that wait for
+    the wave, this one among them.
     """
     approved = wave.approved
     if approved is None or pair != approved.pair or pair in wave.stopped_pairs:

@@ -7,7 +7,6 @@ from syncd.jobfile.problems import Problem
 
 
 def tinker_problems(file: JobFile, _: str) -> Iterator[Problem]:
-    """Yield the keys of [explorer.engine] that the engine does not read."""
     engine = file.explorer.engine
     if engine.kind == "tinker" and engine.options:
         yield Problem("explorer.engine.options", 'explorer.engine.options has no effect with kind = "tinker"')

@@ -55,8 +55,7 @@ class TinkerHook(CallbackHook):
 class TinkerSamplers:
     """The versions that one explorer samples: the present one, and the one that is being loaded.
 
-    Args:
-        directory: That model's directory; a version may name it after a rollback to the start.
+    `directory` is that of the base model; a version may name it after a rollback to the start.
     """
 
     def __init__(self, session: TinkerSession, base_model: str, directory: str) -> None:
@@ -187,8 +186,6 @@ class TinkerGenerator(Generator):
 
 @dataclass(frozen=True, slots=True)
 class _PendingGroup:
-    """A group whose request is on its way."""
-
     index: int
     asked: GroupRequest
     version: Pair
@@ -197,8 +194,6 @@ class _PendingGroup:
 
 
 class TinkerInference(InferenceEngine):
-    """A tinker server that samples."""
-
     def __init__(self, file: JobFile) -> None:
         self._section, directory = file.explorer.engine, file.model.path
         self.name = f"tinker={self._section.address}"
@@ -227,7 +222,6 @@ class TinkerInference(InferenceEngine):
 
 
 def end_tokens(directory: str) -> frozenset[int]:
-    """Return the token ids that end a text, as a model directory's configurations name them."""
     tokens: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         try:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class ForeignLayouts:
-    """All layouts, with a cache of what their files were found to be."""
-
     _cache: "VerdictCache | None" = None
 
     def examine(
@@ -37,10 +35,7 @@ class ForeignLayouts:
         """Return the state of a step that another framework wrote, None for a directory that no layout matches.
 
         Cost: a listing of each directory that may hold weights, and one stat a file; contents only where a file has
-        changed.
-
-        Args:
-            name: The step's directory name, which a listing showed to be a directory.
+        changed. A listing has shown that `name` is a directory.
         """
         # Imported here: jobs that hold only this protocol's steps need none of it.
         from syncd.daemon.foreign.directory import StepDirectory, VerdictCache  # noqa: PLC0415

@@ -53,14 +53,12 @@ class VerdictCache:
         return len(self._verdicts)
 
     def get(self, key: _Key) -> Verdict | None:
-        """Return the verdict of a file as it is now, None if it is not cached."""
         verdict = self._verdicts.get(key)
         if verdict is not None:
             self._verdicts.move_to_end(key)
         return verdict
 
     def put(self, key: _Key, verdict: Verdict) -> None:
-        """Keep a verdict, and drop as many others as it takes."""
         self._cost += _cost(verdict) - _cost(self._verdicts.pop(key, None))
         self._verdicts[key] = verdict
         while self._cost > self._limit:
@@ -72,11 +70,7 @@ def _cost(verdict: Verdict | None) -> int:
 
 
 class StepDirectory:
-    """Reads one step directory once: each directory is listed once, links are not followed.
-
-    Args:
-        path: The step's directory, which a listing of the job showed to be a directory.
-    """
+    """Reads one step directory, which a listing showed: lists each directory in it once, and follows no links."""
 
     def __init__(
         self, disk: Disk, cache: VerdictCache, path: str, progress: Callable[[], None] = lambda: None
@@ -101,7 +95,6 @@ class StepDirectory:
         return self.names(subdirectory).get(name) == "file"
 
     def file(self, subdirectory: str, name: str, check: Check) -> WeightFile | None:
-        """Return one file and what it is, None where no regular file has that name."""
         if not self.has_file(subdirectory, name):
             return None
         relative = joined(subdirectory, name)
@@ -130,5 +123,4 @@ class StepDirectory:
 
 
 def joined(subdirectory: str, name: str) -> str:
-    """Return the path of a name below a subdirectory; the empty one is the step itself."""
     return f"{subdirectory}/{name}" if subdirectory else name

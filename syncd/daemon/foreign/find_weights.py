@@ -51,7 +51,6 @@ _ADAPTERS: Mapping[str, Check] = {
 def find_shards(
     directory: StepDirectory, subdirectory: str, families: tuple[ShardNames, ...] = (SAFETENSORS, PYTORCH)
 ) -> StepWeights | None:
-    """Return the weights of a model in one directory, None where nothing is named like them."""
     for family in families:
         if (weights := _of_family(directory, subdirectory, family)) is not None:
             return weights
@@ -59,10 +58,7 @@ def find_shards(
 
 
 def find_adapter(directory: StepDirectory, subdirectory: str) -> StepWeights | None:
-    """Return the adapter in a directory, None where nothing is named like one.
-
-    An adapter is whole once its configuration, which writers write after the weights, is there.
-    """
+    """Return the adapter in a directory; it is whole once its configuration, which is written last, is there."""
     names = directory.names(subdirectory)
     name = next((name for name in _ADAPTERS if name in names), None)
     if name is None and ADAPTER_CONFIG not in names:

@@ -38,8 +38,6 @@ from syncd.protocol.step import Step, StepState
 
 @dataclass(frozen=True, slots=True)
 class ForeignLayout:
-    """How one framework lays out steps."""
-
     name: str  # the step's layout in the version file, so that a reader knows how to load it
     # Returns the step of a directory name, None for any name that is not exactly one.
     step_of: Callable[[str], int | None]
@@ -51,7 +49,6 @@ class ForeignLayout:
     announced_by: Literal["itself", "marker", "time"]
 
     def examine(self, directory: StepDirectory, name: str, step: int) -> Step | None:
-        """Return the state of a step directory, None for one that is not of this layout."""
         weights = self.find(directory)
         if weights is None:
             return None
@@ -86,7 +83,6 @@ def numbered_after(prefix: str) -> Callable[[str], int | None]:
 
 
 def _has_file(subdirectory: str, *names: str) -> Callable[[StepDirectory], bool]:
-    """Return whether one of some files tells that training can resume."""
     return lambda directory: any(directory.has_file(subdirectory, name) for name in names)
 
 

@@ -12,8 +12,6 @@ FILES_LIMIT = 1 << 14  # the most files of one step; a directory may hold more, 
 
 @dataclass(frozen=True, slots=True)
 class StepWeights:
-    """The weight files of a step in one directory."""
-
     subdirectory: str  # the directory that an engine loads, relative to the step; empty for the step itself
     files: tuple[WeightFile, ...] = ()  # the files that there are, of those that count
     expected: int | None = None  # how many shards there must be, None while unknown
@@ -26,7 +24,6 @@ class StepWeights:
 
     @property
     def present(self) -> int:
-        """Return how many shards are there and whole."""
         return sum(file.is_whole and file.name not in self.extra for file in self.files)
 
     @property
@@ -43,7 +40,6 @@ class StepWeights:
 
     @property
     def problem(self) -> str:
-        """Return the first thing that is wrong, empty when nothing is."""
         state = self.state
         if state is StepState.COMPLETE:
             return ""
@@ -66,13 +62,11 @@ class StepWeights:
 def gather(
     directory: StepDirectory, subdirectory: str, names: Iterable[str], check: Check
 ) -> tuple[WeightFile, ...]:
-    """Return those of the named files that are there, in the order of their names, up to the limit."""
     files = (directory.file(subdirectory, name, check) for name in sorted(names)[:FILES_LIMIT])
     return tuple(file for file in files if file is not None)
 
 
 def lacking(weights: StepWeights, problem: str) -> StepWeights:
-    """Return the same weights with one more thing that is not there yet."""
     return replace(weights, missing=_joined(weights.missing, problem))
 
 

@@ -133,7 +133,6 @@ _NESTING_LIMIT = 64
 
 
 def whole_index(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
-    """Return whether an index of shards is whole, with the names of its shards."""
     data = disk.read(path, INDEX_LIMIT)
     # Only objects within objects make a parsed document much larger than its text, and an index has three.
     if data.count(b"{") + data.count(b"[") > _NESTING_LIMIT or data.count(b":") > TENSOR_LIMIT:
@@ -145,7 +144,6 @@ def whole_index(disk: Disk, path: str, _size: int, _progress: Callable[[], None]
 
 
 def whole_object(disk: Disk, path: str, _size: int, _progress: Callable[[], None] = lambda: None) -> Verdict:
-    """Return whether a configuration file is whole: one JSON object."""
     document = _parsed(disk.read(path, CONFIG_LIMIT))
     if document is None:
         return Verdict(StepState.FILLING, "it cannot be parsed yet")

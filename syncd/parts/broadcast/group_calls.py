@@ -64,10 +64,8 @@ def make_in_time(
     """Return what `make` returns, a group unless `discard` is given, or leave `make` to a thread that is left behind.
 
     Torch's store waits without a time-out for an answer of a stopped process, whose kernel accepts connections.
-
-    Args:
-        takes_part: Asked now and then: whether the other side still takes part.
-        discard: Called with what `make` returns too late; None to abort it.
+    `takes_part` is asked now and then: whether the other side still takes part. `discard` is called with what `make`
+    returns too late; None to abort it.
     """
     making = _Making(make, discard or (lambda made: abort([made])))
     making.start()
@@ -125,12 +123,7 @@ class _Making(Thread):
 def finish_broadcast(
     work: Any, deadline: Deadline, what: str, takes_part: Callable[[], bool] = always
 ) -> None:
-    """Wait until a broadcast is complete.
-
-    Args:
-        work: What `start_broadcast` returned.
-        takes_part: Asked now and then: whether the other side still takes part.
-    """
+    """Wait until what `start_broadcast` returned is complete; ask now and then if the other side `takes_part`."""
     asked = time.monotonic()
     while not work.is_completed():
         seconds_left(deadline)

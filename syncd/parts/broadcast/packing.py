@@ -86,11 +86,7 @@ class Packer:
 
 
 def send_buckets(process_group: ProcessGroup, buckets: Iterable[torch.Tensor], deadline: Deadline) -> str:
-    """Send buckets, `UNDER_WAY` at once, and return their checksum, which is computed meanwhile.
-
-    Args:
-        buckets: Each stays valid until the next but one is requested.
-    """
+    """Send buckets, each valid until the next but one is requested, `UNDER_WAY` at once; return their checksum."""
     checksum, under_way = make_checksum(process_group.device), deque[Any]()
     with process_group.aborted_at(deadline):
         for bucket in buckets:
@@ -109,11 +105,7 @@ def receive_buckets(
     deadline: Deadline,
     takes_part: Callable[[], bool],
 ) -> str:
-    """Receive into buckets, `UNDER_WAY` at once, and return the checksum of what was received.
-
-    Args:
-        takes_part: Asked now and then: whether the trainer still takes part.
-    """
+    """Receive into buckets, `UNDER_WAY` at once, while the trainer `takes_part`; return the checksum of what came."""
     checksum, under_way = make_checksum(process_group.device), deque[tuple[torch.Tensor, Any]]()
 
     def finish_first() -> torch.Tensor:

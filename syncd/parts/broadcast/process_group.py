@@ -67,11 +67,7 @@ class ProcessGroup:
 
     @classmethod
     def listen(cls, address: str, seconds: float, device: torch.device = CPU) -> Self:
-        """Return rank 0 of a group, which listens from now on, on one address only.
-
-        Args:
-            seconds: How long the store waits for anything.
-        """
+        """Return rank 0 of a group, which listens on one address only from now on; its store waits for `seconds`."""
         return cls(address, device, *_listen(address, seconds))
 
     @classmethod
@@ -170,12 +166,7 @@ def make_group(
     deadline: Deadline,
     greets: bool = True,
 ) -> Any:
-    """Return torch's process group, connected; over NCCL only if all members greet each other.
-
-    Args:
-        world_size: Members, this process included.
-        greets: Whether all members run this code.
-    """
+    """Return torch's process group, connected; over NCCL only if it `greets`: all members run this code."""
     if backend == GLOO:
         return _over_gloo(store, rank, world_size, address, deadline)
     if backend != NCCL or not hasattr(DIST, "ProcessGroupNCCL"):

@@ -74,14 +74,11 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         return cls(context.client, context.parameters or {}, context.check_fit, context.allocate)
 
     def wait(self, current: int, timeout: float) -> WeightTensors | Version | None:
-        """Wait for newer weights, whether they are broadcast or published.
+        """Wait for newer weights: tensors that were broadcast, a version to load from files, or None if none came.
 
         Args:
             current: The step that the engine runs; -1 for none.
             timeout: Seconds to wait; a broadcast that has begun by then may take its own time on top.
-
-        Returns:
-            The tensors; or a version to load from files; or None if nothing newer came.
         """
         deadline = Deadline(SystemClock(), timeout)
         while True:

@@ -135,9 +135,7 @@ class BroadcastSender(WeightSender):
     def broadcast(self, step: int, attempt: str, export: Export, probe: Probe | None = None) -> bool:
         """Broadcast a step and return whether all explorers that take part have received it.
 
-        Args:
-            attempt: The save that writes the same weights to files.
-            probe: What the model answers with these weights; explorers get it with them.
+        `attempt` is the save that writes the same weights to files. `probe`, what the model answers, goes with them.
         """
         try:
             plan = self._planned(export)

@@ -41,11 +41,7 @@ _USER, _GROUP, _MASK = 0x02, 0x08, 0x10
 
 
 def collect(directory: str, state_dir: str | None = None, secrets: Iterable[str] = ()) -> AccessSnapshot:
-    """Return who may do what around a job.
-
-    Args:
-        secrets: Further files that hold secrets: files of tokens.
-    """
+    """Return who may do what around a job; `secrets` are further files that hold secrets: files of tokens."""
     job = Job.at(directory, state_dir)
     unread: dict[str, str] = {}
     mount = mount_of(job.root)

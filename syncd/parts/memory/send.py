@@ -47,10 +47,8 @@ _PATIENCE = 2.0  # seconds for which a reader may tidy up after the trainer befo
 class MemorySender(WeightSender):
     """Sends through files, and leaves a copy of each step in the memory of the trainer's host.
 
-    Args:
-        copies: The job's copies on this host, of rank 0 opened; None on all ranks if there can be none.
-        client: The trainer's client; None on all ranks but the first.
-        memory: The budget that this rank's share of the copies is taken from.
+    Rank 0 has opened `copies`, the job's on this host; None on all ranks if there can be none. `client` is None on
+    all ranks but the first. `memory` is the budget that this rank's share of the copies is taken from.
     """
 
     name = "memory"
@@ -168,11 +166,7 @@ class MemorySender(WeightSender):
 
 
 class MemoryCopies:
-    """The copies of one job on this host.
-
-    Args:
-        limit: Bytes that all copies may take together; 0 for half of what the file system can take.
-    """
+    """The copies of one job on this host, `limit` bytes together; 0 for half of what the file system can take."""
 
     def __init__(self, job: Job, root: str, limit: int = 0, clock: Clock | None = None) -> None:
         self.memory_directory = MemoryDirectory.here(root, job.root)
@@ -183,8 +177,7 @@ class MemoryCopies:
     def open(self) -> str:
         """Claim the directory, and remove what trainers that were killed have left.
 
-        Returns:
-            Why no copies can be made, empty if they can.
+        Return why no copies can be made, empty if they can.
         """
         root = os.path.dirname(self.memory_directory.directory)
         try:
@@ -197,14 +190,9 @@ class MemoryCopies:
             return str(error)
 
     def make_room(self, step: int, attempt: str, size: int) -> str:
-        """Remove copies that are no longer needed, and make the directory of the next copy.
+        """Remove copies that are no longer needed, and make the directory for the copy of save `attempt`.
 
-        Args:
-            attempt: The save that the copy is of.
-            size: Bytes of its tensors.
-
-        Returns:
-            Why there is no room, empty if there is.
+        Its tensors have `size` bytes. Return why there is no room, empty if there is.
         """
         try:
             return self._make_room(self.memory_directory.copy(step, attempt), size + SLACK)

@@ -28,8 +28,6 @@ _NAME_LIMIT = 100
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
-
     def waiting(self) -> dict[str, list[int]]:
         """Return the numbers of the batches that wait, in order, by the name of their explorer."""
 
@@ -45,8 +43,6 @@ class BatchSource(Protocol):
 
 
 class BatchTarget(Protocol):
-    """Where batches go."""
-
     def take(self, explorer: str, seq: int, data: bytes) -> None:
         """Make a batch durable, unless this place has had it."""
 
@@ -59,7 +55,6 @@ class JobBatches:
         self._own: dict[str, str] = {}
 
     def waiting(self) -> dict[str, list[int]]:
-        """Return what the explorers have written."""
         site = (identity_of(self._job) or "")[:_SITE]
         if not site:
             return {}
@@ -70,7 +65,6 @@ class JobBatches:
         }
 
     def read(self, explorer: str, seq: int) -> bytes:
-        """Return a batch."""
         own = self._own[explorer]
         try:
             return self._job.disk.read(batch_paths.batch(self._job, own, seq), MAX_BYTES)
@@ -95,7 +89,6 @@ class StoreBatches:
         self._objects = objects
 
     def waiting(self) -> dict[str, list[int]]:
-        """Return what the far mirror has put there."""
         found: dict[str, list[int]] = {}
         for one in self._objects.list(PREFIX):
             explorer, _, name = one.name.removeprefix(PREFIX).partition("/")
@@ -104,15 +97,12 @@ class StoreBatches:
         return {explorer: sorted(seqs) for explorer, seqs in sorted(found.items())}
 
     def read(self, explorer: str, seq: int) -> bytes:
-        """Return a batch."""
         return self._objects.get(_object(explorer, seq)).data
 
     def release(self, explorer: str, seq: int) -> None:
-        """Delete a batch."""
         self._objects.delete([_object(explorer, seq)])
 
     def take(self, explorer: str, seq: int, data: bytes) -> None:
-        """Create the batch unless it is there."""
         self._objects.create(_object(explorer, seq), data)
 
 
@@ -141,11 +131,7 @@ class JobIntake:
 
 
 class BatchMover:
-    """Passes batches on, those of each explorer in order.
-
-    Args:
-        tell: Hears events.
-    """
+    """Passes batches on, those of each explorer in order; `tell` hears events."""
 
     def __init__(
         self, source: BatchSource, target: BatchTarget, meter: Meter, tell: Callable[..., None]

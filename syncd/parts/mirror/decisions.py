@@ -34,8 +34,6 @@ def next_wait(failures: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """A step in an object store."""
-
     key: str
     parent: str = ""  # the key of what it is stored as changes of, empty for a step stored whole
     size: int = 0
@@ -54,14 +52,10 @@ class PastVersion:
 def kept_versions(
     history: Sequence[PastVersion], keep: int, grace: float, now: float | None
 ) -> tuple[PastVersion, ...]:
-    """Return the versions to keep: the newest, and each that a reader may have begun to copy within the grace.
+    """Return the `keep` newest versions, and each that a reader may have begun to copy within the grace.
 
-    A reader takes the newest version, so it may have begun with one until the next one was published.
-
-    Args:
-        history: Oldest first.
-        keep: How many of the newest to keep.
-        now: By the store's clock; None if it is not known, and all are kept.
+    A reader takes the newest version, so it may have begun with one until the next one was published. `history` is
+    oldest first; `now` is by the store's clock, None if it is not known, and all are kept.
     """
     if now is None:
         return tuple(history)

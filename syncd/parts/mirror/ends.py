@@ -16,8 +16,6 @@ class OvertakenError(TryAgainError):
 
 
 class SourceEnd(Protocol):
-    """Where versions come from."""
-
     @property
     def piece(self) -> int:
         """Return the bytes that are read at once."""
@@ -48,8 +46,6 @@ class SourceEnd(Protocol):
 
 
 class TargetEnd(Protocol):
-    """Where versions go."""
-
     def is_ready(self) -> bool:
         """Return whether this process may write there now."""
 
@@ -72,11 +68,7 @@ class TargetEnd(Protocol):
         """Copy and seal one step whose parents are there; return the bytes that were not there yet."""
 
     def publish(self, version: Version, links: Collection[Link]) -> None:
-        """Publish a version, all of whose steps are sealed there.
-
-        Args:
-            links: Those of its steps that `has` does not know.
-        """
+        """Publish a version whose steps are all sealed there; `links` are those that `has` does not know."""
 
     def keep_baseline(self, data: bytes) -> None:
         """Have the baseline there, unless there is one."""

@@ -18,8 +18,6 @@ NAME = "version.json"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the object says."""
-
     job: str = ""  # identity of the job that was mirrored here, empty if it is not known
     version: Version | None = None  # the published version
     history: tuple[PastVersion, ...] = ()  # published versions that are kept, oldest first
@@ -29,7 +27,6 @@ class Index:
 
     @property
     def pair(self) -> Pair | None:
-        """Return the published pair."""
         return self.version.pair if self.version else None
 
     def has(self, step: int, digest: str) -> bool:
@@ -43,11 +40,9 @@ class Index:
     def with_version(
         self, version: Version, links: Collection[Link], job: str, published_at: float | None
     ) -> "Index":
-        """Return it with a newer version, which no end is of yet.
+        """Return it with a newer version, which no end is of yet, and `links`: steps that it lacks, parents first.
 
-        Args:
-            links: The steps that it lacks, parents first.
-            published_at: When the present version was published, by the store's clock.
+        `published_at` is when the present version was published, by the store's clock.
         """
         steps = dict(self.steps)
         for link in links:
@@ -90,7 +85,6 @@ def _key_of_step(step: int, steps: Mapping[str, StoredStep]) -> str:
 
 
 def encode_index(index: Index) -> bytes:
-    """Return the bytes of the object."""
     version = decode(encode_version(index.version), NAME).document if index.version else None
     return encode(
         {
@@ -105,11 +99,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(data: bytes, path: str) -> Index:
-    """Return what the bytes of the object say.
-
-    Raises:
-        CorruptDataError: They are damaged, or no such object.
-    """
+    """Return what the object says; raise CorruptDataError if its bytes are damaged, or no such object."""
     fields = decode(data, path)
     version, end = fields.optional_record("version"), fields.optional_record("end")
     steps = [record_from(StoredStep, item) for item in fields.records("steps")]

@@ -44,7 +44,6 @@ class Seat:
         own.change_later(info={**own.info, KEY: report.document()})
 
     def close(self) -> None:
-        """Remove the presence."""
         self._held.close()
         self._ends.close()
         self._own = None
@@ -79,7 +78,6 @@ class JobSource:
         return version
 
     def link(self, step: int, digest: str) -> Link | None:
-        """Return a step with this content, None if there is none."""
         path = f"{self._job.step(step)}/{MANIFEST}"
         try:
             stat = self._job.disk.stat(path)
@@ -92,11 +90,9 @@ class JobSource:
         return known[1] if digest in ("", known[1].manifest.digest) else None
 
     def hold(self, steps: Collection[int]) -> None:
-        """Lease these steps."""
         self._seat.hold(steps)
 
     def read(self, link: Link, record: FileRecord, offset: int, length: int) -> bytes:
-        """Return bytes of a file."""
         return self._job.disk.read_at(f"{self._job.step(link.step)}/{record.name}", offset, length)
 
     def baseline(self) -> bytes | None:
@@ -106,15 +102,12 @@ class JobSource:
         return None
 
     def end(self) -> JobEnd | None:
-        """Return the end that the trainer has left."""
         return read_end(self._job)
 
     def report(self, report: MirrorReport) -> None:
-        """Show it in the job's status."""
         self._seat.report(report)
 
     def close(self) -> None:
-        """End the leases."""
         self._seat.close()
 
     def _remember(self, step: int, known: tuple[FileStat, Link]) -> None:

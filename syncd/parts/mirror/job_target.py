@@ -42,12 +42,9 @@ _LOOK = 0.005
 
 
 class JobTarget:
-    """A job that this process leads by its daemon.
+    """A job whose daemon leads it, or stands by, in another thread of this process; `wake` has it tick now.
 
-    Args:
-        daemon: Leads the job or stands by, in another thread.
-        wake: Has it tick now.
-        calls: Where calls of the file system are noted; what the job's own disk does is noted by that.
+    `calls` notes calls of the file system; what the job's own disk does is noted by that.
     """
 
     def __init__(
@@ -79,7 +76,6 @@ class JobTarget:
         return bool(there) and digest in ("", there)
 
     def is_sealed(self, link: Link) -> bool:  # noqa: ARG002 - what is sealed in a job, `has` knows
-        """Return false: what is sealed in a job is known to `has`."""
         return False
 
     def make_way(self, version: Version, links: Collection[Link], source: SourceEnd) -> bool:
@@ -139,16 +135,13 @@ class JobTarget:
             time.sleep(_LOOK)
 
     def keep_baseline(self, data: bytes) -> None:
-        """Write it through the term of the lead."""
         if not exists(self._job.disk, self._job.base_probe):
             self._term().publish(self._job.base_probe, data)
 
     def end(self) -> JobEnd | None:
-        """Return the end that explorers there read."""
         return read_end(self._job)
 
     def finish(self, end: JobEnd | None) -> None:
-        """Mark the end, or remove its mark."""
         self._term().confirm()
         if end is None:
             clear_finished(self._job)
@@ -159,11 +152,9 @@ class JobTarget:
         """Do nothing: the daemon of this process applies retention."""
 
     def report(self, report: MirrorReport) -> None:
-        """Show it in the job's status."""
         self._seat.report(report)
 
     def close(self) -> None:
-        """End the leases."""
         self._seat.close()
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -322,7 +313,6 @@ class JobTarget:
 
 
 def _version_of(pair: Pair, link: Link) -> Version:
-    """Return a version of a step that the source has."""
     manifest = link.manifest
     path = manifest.uri or f"{step_name(link.step)}/{manifest.payload}"
     return Version(*pair, manifest.kind, path, manifest.digest, parent=manifest.parent)

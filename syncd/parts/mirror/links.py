@@ -29,7 +29,6 @@ class Link:
 
     @property
     def key(self) -> str:
-        """Return its name with its content."""
         return key_of(self.step, self.manifest.digest)
 
     @property
@@ -47,7 +46,6 @@ class Link:
 
 
 def decoded_link(data: bytes, path: str, step: int) -> Link:
-    """Return the step of a manifest's bytes."""
     manifest = decode_manifest(data, path)
     if manifest.step != step:
         raise CorruptDataError(f"it is not the manifest of step {step}", path=path)
@@ -75,12 +73,7 @@ def find_way(
     link: Callable[[int, str], Link | None],
     is_sealed: Callable[[Link], bool],
 ) -> Way:
-    """Return the way to a version.
-
-    Args:
-        has: Returns whether the target has a step with a content, and all that it is stored as changes of.
-        link: Returns a step of the source, None if it has none with this content.
-        is_sealed: Returns whether a step is whole at the target although no version names it there.
+    """Return the way to a version; `has` and `is_sealed` ask the target, `link` the source, as in `ends`.
 
     Raises:
         TryAgainError: A step has gone at the source; only the base of an adapter may be missing.

@@ -12,12 +12,7 @@ class StoppedError(Exception):
 
 
 class Meter:
-    """What all threads of a mirror move.
-
-    Args:
-        rate: Bytes a second on average; 0 for any.
-        stop: Set once the mirror is to end.
-    """
+    """What all threads of a mirror move: `rate` bytes a second on average, 0 for any, until `stop` is set."""
 
     def __init__(self, clock: Clock, rate: int, stop: threading.Event) -> None:
         self._clock, self.rate, self._stop = clock, rate, stop
@@ -37,7 +32,6 @@ class Meter:
             self.check()
 
     def check(self) -> None:
-        """Raise if the mirror is to end."""
         if self._stop.is_set():
             raise StoppedError
 

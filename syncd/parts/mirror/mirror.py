@@ -21,9 +21,7 @@ END_EVERY = 1.0  # seconds between two looks at the end of the source's job
 class Mirror:
     """Copies the versions of a source to a target.
 
-    Args:
-        about: The two ends, as they were given.
-        tell: Hears events: level, name, and fields as keywords.
+    `about` names the two ends as they were given. `tell` hears events: level, name, and fields as keywords.
     """
 
     def __init__(
@@ -103,7 +101,6 @@ class Mirror:
             self._has_baseline = True
 
     def _way(self, newest: Version) -> Way:
-        """Return what to copy now."""
         begun = None
         if self._begun is not None:
             with contextlib.suppress(TryAgainError):  # its steps were removed: nobody will read it

@@ -12,9 +12,7 @@ from syncd.stall.verbs import leave
 class MountWatch:
     """Looks at the calls that have not returned, in a thread that makes none.
 
-    Args:
-        is_ending: Returns whether the mirror is to end: it then ends by force rather than wait for a mount.
-        tell: Hears events; None if somebody else reports the mounts.
+    Once `is_ending`, it ends the mirror by force rather than wait for a mount. `tell` is None if others report them.
     """
 
     def __init__(

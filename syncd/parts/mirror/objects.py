@@ -5,16 +5,12 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Found(NamedTuple):
-    """An object as it was read."""
-
     data: bytes
     tag: Any  # what `replace` compares
     modified: float  # seconds since the epoch by the store's clock
 
 
 class Listed(NamedTuple):
-    """An object of a listing."""
-
     name: str
     size: int
     modified: float  # seconds since the epoch by the store's clock

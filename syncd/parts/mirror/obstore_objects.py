@@ -40,11 +40,9 @@ _EXPIRED = (
 
 
 class ObstoreObjects:
-    """The objects below a prefix of a store.
+    """The objects below `address`, a prefix of a store such as s3://bucket/job.
 
-    Args:
-        address: The prefix, such as s3://bucket/job.
-        store: A store of obstore whose root is that prefix; from the address and the environment unless given.
+    `store` is one of obstore whose root is that prefix; from the address and the environment unless given.
     """
 
     def __init__(self, address: str, store: Any = None) -> None:
@@ -52,12 +50,10 @@ class ObstoreObjects:
         self._store = store if store is not None else open_store(self.address)
 
     def get(self, name: str) -> Found:
-        """Return an object."""
         with self._explained(name):
             return _found(obstore.get(self._store, name))
 
     def get_changed(self, name: str, tag: Any) -> Found | None:
-        """Return an object, None if it is still the one with this tag."""
         if tag is None:
             return self.get(name)
         try:
@@ -67,17 +63,14 @@ class ObstoreObjects:
             return None
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        """Return bytes of an object."""
         with self._explained(name):
             return bytes(obstore.get_range(self._store, name, start=offset, length=length))
 
     def modified(self, name: str) -> float:
-        """Return when an object was written."""
         with self._explained(name):
             return float(obstore.head(self._store, name)["last_modified"].timestamp())
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object unless there is one."""
         try:
             self._put(name, data, "create")
         except FencedError:
@@ -85,18 +78,15 @@ class ObstoreObjects:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object."""
         self._put(name, data, "overwrite")
 
     def replace(self, name: str, data: bytes, tag: Any) -> Any:
-        """Write an object if it is still the one with this tag."""
         try:
             return self._put(name, data, "create" if tag is None else tag)
         except FileNotFoundError:
             raise FencedError("somebody has deleted it", path=f"{self.address}/{name}") from None
 
     def list(self, prefix: str) -> list[Listed]:
-        """Return all objects whose names begin with a prefix."""
         with self._explained(prefix):
             pages = obstore.list(self._store, prefix=prefix, chunk_size=1000)
             return [
@@ -106,7 +96,6 @@ class ObstoreObjects:
             ]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects."""
         for first in range(0, len(names), _BATCH):
             with contextlib.suppress(FileNotFoundError), self._explained(names[first]):
                 obstore.delete(self._store, list(names[first : first + _BATCH]))
@@ -117,7 +106,6 @@ class ObstoreObjects:
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        """Turn errors of obstore into errors of this project."""
         try:
             yield
         except FileNotFoundError:
@@ -135,7 +123,6 @@ class _NotModified(Exception):  # noqa: N818 - an answer and no error
 
 
 def explain(error: Exception, where: str) -> SyncdError:
-    """Return an error of this project for what a store answered."""
     whole = str(error)
     # How long it took differs each time, and the same reason is said once.
     text = _DURATION.sub("", (whole.splitlines() or [""])[0])[:_LONGEST]
@@ -151,7 +138,6 @@ def explain(error: Exception, where: str) -> SyncdError:
 
 
 def _endpoint(where: str) -> str:
-    """Return the address of the server of a store."""
     if where.startswith("gs"):
         return "https://storage.googleapis.com"
     named = (os.environ.get(name) for name in _ENDPOINTS)

@@ -56,8 +56,6 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class MirrorOptions:
-    """How to mirror."""
-
     once: bool = False
     poll: float | None = None  # seconds between two looks at the source; by its place unless given
     rate: int = 0  # bytes a second on average, 0 for any
@@ -67,12 +65,9 @@ class MirrorOptions:
 
 
 class Threads:
-    """The workers of a mirror, each in its own thread.
+    """The workers of a mirror, each in its own thread until `stop` is set or, with `once`, it has nothing left to do.
 
-    Args:
-        stop: Set once they are to end.
-        once: Whether each ends when it has nothing left to do.
-        ended: Called when the last of them has ended.
+    `ended` is called when the last of them has ended.
     """
 
     def __init__(
@@ -83,7 +78,6 @@ class Threads:
         self._errors: list[SyncdError] = []
 
     def start(self, workers: Sequence[Worker]) -> None:
-        """Run workers."""
         left = list(workers)
 
         def run(worker: Worker) -> None:
@@ -258,9 +252,7 @@ def _workers(
 ) -> list[Worker]:
     """Return what runs: the copying of versions, and the passing on of experiences.
 
-    Args:
-        is_ready: Returns whether this process may write to the far job now.
-        lead: Waits until it may.
+    `is_ready` returns whether this process may write to the far job now; `lead` waits until it may.
     """
 
     def led(turn: Callable[[], bool]) -> bool:

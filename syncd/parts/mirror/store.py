@@ -50,11 +50,7 @@ def object_names(record: FileRecord, part: int) -> list[tuple[str, int, int]]:
 
 
 class StoreSource:
-    """An object store that another mirror fills.
-
-    Args:
-        job: Identity of the job that it must hold, empty for any.
-    """
+    """An object store that another mirror fills; `job` is the identity of what it must hold, empty for any job."""
 
     piece = 8 << 20
 
@@ -81,7 +77,6 @@ class StoreSource:
         return self._index.version
 
     def link(self, step: int, digest: str) -> Link | None:
-        """Return a step with this content, None if it is not there."""
         key = key_of(step, digest) if digest else self._index.key_of_step(step)
         if not key:
             return None
@@ -100,7 +95,6 @@ class StoreSource:
         """Do nothing: retention keeps what a reader may have begun with for a while."""
 
     def read(self, link: Link, record: FileRecord, offset: int, length: int) -> bytes:
-        """Return bytes of a file."""
         directory, data = f"{STEPS}{link.key}", b""
         for name, begin, size in object_names(record, self._part):
             at = max(offset - begin, 0)
@@ -110,7 +104,6 @@ class StoreSource:
         return data
 
     def baseline(self) -> bytes | None:
-        """Return the object of the baseline."""
         with contextlib.suppress(FileNotFoundError):
             return self._objects.get(BASELINE).data
         return None
@@ -136,20 +129,13 @@ class StoreSource:
 
 @dataclass(frozen=True, slots=True)
 class StoreRetention:
-    """What an object store keeps."""
-
     keep: int = 3  # the newest versions, with their chains
     grace: float = 86400.0  # seconds for which a version stays readable after the next one came
     prune: bool = True
 
 
 class StoreTarget:
-    """An object store that this process fills, with others or alone.
-
-    Args:
-        job: Identity of the source.
-        tell: Hears events.
-    """
+    """An object store that this process fills, with others or alone; `job` is the identity of the source."""
 
     def __init__(
         self,
@@ -182,7 +168,6 @@ class StoreTarget:
         return self._index.pair
 
     def has(self, step: int, digest: str) -> bool:
-        """Return whether the store says that it has the step."""
         return self._index.has(step, digest)
 
     def is_sealed(self, link: Link) -> bool:
@@ -230,11 +215,9 @@ class StoreTarget:
         self._sealed.difference_update(link.key for link in links)
 
     def keep_baseline(self, data: bytes) -> None:
-        """Create its object."""
         self._objects.create(BASELINE, data)
 
     def end(self) -> JobEnd | None:
-        """Return the end that stands beside the version."""
         return self._index.end
 
     def finish(self, end: JobEnd | None) -> None:
@@ -361,7 +344,6 @@ class StoreTarget:
 
 
 def require_job(index: Index, job: str, address: str) -> None:
-    """Refuse a store that holds another job."""
     if index.job and job and index.job != job:
         raise TryAgainError(
             "another job is mirrored there", path=address, hint="use another prefix, or empty this one"

@@ -10,11 +10,7 @@ from syncd.protocol.receipt import FileRecord
 
 
 class CheckedFile:
-    """A file of the source that is read in order.
-
-    Args:
-        piece: Bytes that are read at once.
-    """
+    """A file of the source that is read in order, `piece` bytes at once."""
 
     def __init__(self, source: SourceEnd, link: Link, record: FileRecord, piece: int) -> None:
         self._source, self._link, self._record, self._piece = source, link, record, piece
@@ -36,7 +32,6 @@ class CheckedFile:
             offset += length
 
     def check(self) -> None:
-        """Compare what was read with the digest of the file."""
         if f"{self._kind}:{self.state.hexdigest()}" != self._record.digest:
             raise CorruptDataError(
                 f"the content of {self._record.name} of step {self._link.step} does not match its digest",

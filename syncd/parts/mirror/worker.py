@@ -16,8 +16,6 @@ from syncd.protocol.mount import MountTrouble, mount_trouble_of
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is repeated."""
-
     name: str  # versions or experiences
     turn: Callable[[], bool]  # does one thing; returns whether there was something to do
     every: float  # seconds between two iterations without anything to do
@@ -26,12 +24,7 @@ class Work:
 
 
 class Worker:
-    """Repeats a work.
-
-    Args:
-        tell: Hears events.
-        stop: Set once it is to end.
-    """
+    """Repeats a work until `stop` is set; `tell` hears events."""
 
     def __init__(self, work: Work, tell: Callable[..., None], stop: threading.Event) -> None:
         self._work, self._tell, self._stop = work, tell, stop
@@ -40,7 +33,6 @@ class Worker:
         """Why the last iteration failed, None if it did not."""
 
     def run(self) -> None:
-        """Repeat the work until it is told to stop."""
         while not self._stop.is_set():
             self._stop.wait(self.step())
 

@@ -157,11 +157,7 @@ def lanes_answer(poll: PollResult, every: float) -> dict[str, Any]:
 
 
 class ChartReader:
-    """Reads what is new in the files of a job, and returns the charts.
-
-    Args:
-        most_read: Bytes that one reading takes.
-    """
+    """Reads what is new in the files of a job, `most_read` bytes at a time, and returns the charts."""
 
     def __init__(self, open_job: Callable[[], Job], most_read: int = MOST_READ) -> None:
         self._open, self._most_read = open_job, most_read

@@ -93,11 +93,7 @@ class PageReader:
 def view_document(
     view: JobView, decisions: Sequence[Decision], policy: DaemonConfig, events: Iterable[Mapping[str, Any]]
 ) -> Document:
-    """Return the data of one view of the job.
-
-    Args:
-        events: The newest events of the daemon's journal, oldest first.
-    """
+    """Return the data of one view of the job; `events` are the newest of the daemon's journal, oldest first."""
     status, steps = documents.status(view), listing(view, decisions, policy)
     lists = {
         "steps": steps["steps"],
@@ -116,12 +112,7 @@ def view_document(
 
 
 def answer(poll: PollResult, every: float, overview: str | None = None) -> Document:
-    """Return the document that the page gets now.
-
-    Args:
-        every: Seconds after which the page should ask again.
-        overview: Where the overview of all jobs is, None without one.
-    """
+    """Return what the page gets now: it asks again after `every` seconds, and `overview` is where all jobs are."""
     nothing: Document = {"status": None, "ls": None, "rules": [], "events": [], "left_out": {}, "ran": None}
     return {
         "schema_version": documents.STATUS_SCHEMA,

@@ -33,9 +33,7 @@ _RANKS = {severity: rank for rank, severity in enumerate((*Severity, "unknown", 
 class ServedJob:
     """One job: its poll, and its page.
 
-    Args:
-        every: Seconds between two polls at least.
-        overview: Where the overview is, relative to the page; None if this is the only job.
+    Polls are at least `every` seconds apart. `overview` is relative to the page; None if this is the only job.
     """
 
     def __init__(
@@ -58,9 +56,7 @@ class ServedJob:
 class JobsSite:
     """An overview of several jobs at `/`, and the page of each below `/jobs/NAME/`.
 
-    Args:
-        every: Seconds between two requests at least.
-        search: The search for jobs and its directory, None if the jobs are fixed.
+    Requests are at least `every` seconds apart. `search` finds the jobs in its directory; None if they are fixed.
     """
 
     def __init__(

@@ -46,11 +46,7 @@ class PollResult:
 
 
 class SharedPoll:
-    """Polls while somebody asks, one poll at a time, and lets everybody who asks share the result.
-
-    Args:
-        every: Seconds from the end of one poll to the next at least, however many ask.
-    """
+    """Polls while somebody asks, one at a time, `every` seconds after the last at least; all share the result."""
 
     def __init__(self, read: Callable[[], Document], clock: Clock, every: float) -> None:
         self._read, self._clock, self._every = read, clock, every

@@ -71,12 +71,7 @@ class RolloutReader:
 
 
 def segment_document(experience: "Experience", start: int, tokenizer: Any) -> Document:
-    """Return what the page shows of a segment.
-
-    Args:
-        start: The first token of the response to be shown.
-        tokenizer: What makes the texts, None for none.
-    """
+    """Return what the page shows of a segment from token `start` of the response on; no texts without a tokenizer."""
     length, prompt = len(experience.logprobs), experience.prompt_length
     start = min(start, length)
     end = min(start + MOST_TOKENS, length)

@@ -82,11 +82,7 @@ def _decoder() -> Callable[[bytes, str], Rows]:
 
 
 class RolloutIndex:
-    """Reads the newest batches of a job, each once, and returns what the list is made from.
-
-    Args:
-        most_read: Bytes of batches beyond which one reading begins no other batch.
-    """
+    """Reads a job's newest batches, each once, for the list; beyond `most_read` bytes a reading begins none."""
 
     def __init__(
         self, open_job: Callable[[], Job], most: int = MOST_ROLLOUTS, most_read: int = MOST_READ
@@ -222,8 +218,7 @@ def disabled() -> Document:
 def answer(poll: PollResult, every: float, query: Mapping[str, str]) -> Document | None:
     """Return the answer of `/rollouts.json`, None if a filter cannot be read.
 
-    Args:
-        query: `task`, `group`, `explorer` (a part of the name), `version`, `reward_min`, `reward_max` and `from`.
+    Filters: `task`, `group`, `explorer` (a part of the name), `version`, `reward_min`, `reward_max` and `from`.
     """
     try:
         fits, start = _filter(query), int(query.get("from", "0"))

@@ -17,13 +17,7 @@ PATIENCE = 2.0  # seconds that a request waits for a reading that is due
 def file_routes(
     open_job: Callable[[], Job], clock: Clock, every: float, *, with_rollouts: bool
 ) -> dict[str, Route]:
-    """Return the routes by path.
-
-    Args:
-        open_job: Returns the job, or raises why it cannot.
-        every: Seconds between two readings at least; these routes take longer.
-        with_rollouts: Whether rollouts are shown.
-    """
+    """Return the routes by path; two readings are at least `every` seconds apart: these routes take longer."""
     return {
         **_charts(open_job, clock, max(every, charts.EVERY)),
         **(_rollouts(open_job, clock, max(every, rollouts.EVERY)) if with_rollouts else _NO_ROLLOUTS),

@@ -26,11 +26,7 @@ class _Group:
 
 
 class ThinnedSeries:
-    """Points in the order in which they were added, thinned.
-
-    Args:
-        most: Groups of neighbours that are kept, at least two.
-    """
+    """Points in the order in which they were added, thinned to `most` groups of neighbours, two at least."""
 
     def __init__(self, most: int = MOST_GROUPS) -> None:
         self._most, self._per_group = most, 1

@@ -42,12 +42,9 @@ _BUSY = (
 
 
 class PageServer(BoundedServer):
-    """Answers a few viewers.
+    """Answers a few viewers, each connection for `limit` seconds at most.
 
-    Args:
-        port: Port; 0 takes a free one, which `server_port` says.
-        names: Names, in lower case, that it answers to besides localhost.
-        limit: Seconds that a connection may last.
+    Port 0 takes a free one, which `server_port` says. It answers to `names`, in lower case, besides localhost.
     """
 
     most_connections = MOST_CONNECTIONS
@@ -119,7 +116,6 @@ class PageHandler(QuietHandler):
 
 
 def serve_in_background(server: PageServer) -> Callable[[], None]:
-    """Serve from a thread and return what ends it."""
     threading.Thread(target=server.serve_forever, name="serve", daemon=True).start()
 
     def stop() -> None:
@@ -148,9 +144,7 @@ def is_loopback(address: str) -> bool:
 def may_ask(header: str | None, *, loopback: bool, names: Collection[str]) -> bool:
     """Return whether a request with this `Host` is answered.
 
-    Args:
-        loopback: The page listens at an address that only this host reaches.
-        names: Names, lower case, by which it may be asked for besides `localhost`.
+    `loopback`: only this host reaches the page's address. `names`, lower case, may be asked for besides `localhost`.
     """
     match = _HOST.fullmatch(header or "")
     if match is None:

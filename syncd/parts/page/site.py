@@ -52,11 +52,7 @@ def as_json(document: Mapping[str, Any] | None) -> PageContent | None:
 
 
 def static_files(first: str) -> dict[str, PageContent]:
-    """Return the page's own files by path.
-
-    Args:
-        first: The name of the one that is at `/`.
-    """
+    """Return the page's own files by path; the one named `first` is at `/`."""
     contents = {
         item.name: PageContent(item.read_bytes(), _TYPES[item.name.rpartition(".")[2]])
         for item in (files(__package__) / _STATIC).iterdir()

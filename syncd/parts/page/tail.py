@@ -38,9 +38,8 @@ class _FileProgress:
 class GrowingFiles(Generic[C]):
     """Gives every line of a file, and of the files that it was before its rotation, to a collector.
 
-    Args:
-        paths: The file and then its rotated ones, the newest first.
-        collector: Makes the collector; made anew if a file was truncated or replaced, and all is read again.
+    `paths` are the file and then its rotated ones, the newest first. The collector is made anew, and all is read
+    again, if a file was truncated or replaced.
     """
 
     def __init__(self, paths: Sequence[str], collector: Callable[[], C]) -> None:

@@ -52,12 +52,7 @@ class TokenText:
 
 
 def texts(tokenizer: Any, ids: Sequence[int], start: int, end: int) -> list[str]:
-    """Return the text that each id of a part adds; of a character of several ids the last one has it all.
-
-    Args:
-        start: The first one to be shown.
-        end: Behind the last one.
-    """
+    """Return the text that each id from `start` to `end` adds; of a character's ids the last one has it all."""
     from tokenizers.decoders import DecodeStream  # noqa: PLC0415 - an extra
 
     begin = max(start - _BEFORE, 0)

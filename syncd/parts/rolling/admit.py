@@ -75,8 +75,7 @@ class Fleet:
 def admit(fleet: Fleet, policy: Policy, before: Wave, now: float, *, chooses: bool = True) -> Wave:
     """Return the wave of now, given the one before; the seconds of both are of one clock.
 
-    Args:
-        chooses: Whether a version that nobody tests yet gets its canaries now.
+    Unless it `chooses`, a version that nobody tests yet does not get its canaries now.
     """
     test = _Test(fleet, policy, before, now)
     units = {engine.unit for engine in fleet.engines}
@@ -269,7 +268,6 @@ class _Slots:
         self._leaving: dict[str, float] = {}
 
     def fill(self, canaries: list[Engine]) -> Wave:
-        """Return the wave with its slots."""
         wanted = dict(self._wanted(canaries))
         self._keep()
         taken = self._taken_units()

@@ -16,11 +16,7 @@ _SERVES_NOTHING = (EngineState.UNREACHABLE, EngineState.WRONG, EngineState.DEAD,
 
 
 def fleet_of(snapshot: Snapshot, unit: str) -> Fleet:
-    """Return the living engines of a job and its versions.
-
-    Args:
-        unit: What pauses together: each engine, or all engines of a host.
-    """
+    """Return a job's living engines and its versions; a `unit` pauses together: one engine, or all of a host."""
     version = snapshot.version
     return Fleet(
         engines=tuple(_engines(snapshot.explorers, unit)),
@@ -54,7 +50,6 @@ def _has_engine(presence: Presence) -> bool:
 
 
 def engine_of_presence(name: str, presence: Presence, unit: str) -> Engine:
-    """Return what a presence says of its engine."""
     report = engine_report_of(presence.info)
     state = report.state if report else EngineState.LOADED
     waits = READS_GATE in presence.reads

@@ -34,11 +34,7 @@ class PendingAnswer(Protocol[T_co]):
 
 
 class TinkerSession:
-    """One session with one server.
-
-    Args:
-        timeout: Seconds that one call may take, its repetitions included.
-    """
+    """One session with one server; a call may take `timeout` seconds, its repetitions included."""
 
     def __init__(self, url: str, key: str, timeout: float) -> None:
         self.url, self._timeout = url, timeout
@@ -69,8 +65,7 @@ class TinkerSession:
     def base_model(self, name: str = "") -> tuple[str, int | None]:
         """Return what the server calls a base model, and the longest row that it says the model takes, in tokens.
 
-        Args:
-            name: Its name; without one, the server's only model is meant.
+        Without a name, the server's only model is meant.
         """
         models = self.call("listing models", self.service.get_server_capabilities).supported_models
         lengths = {model.model_name: model.max_context_length for model in models if model.model_name}
@@ -97,7 +92,6 @@ class TinkerSession:
             self.service.holder.close()
 
     def _explained(self, what: str, error: Exception) -> SyncdError:
-        """Return an error of the SDK as one of this package."""
         asked = f"curl {self.url}/api/v1/healthz"
         if isinstance(error, TimeoutError):
             text = f"{what}: the tinker server did not answer within {self._timeout:g} s"

@@ -187,11 +187,7 @@ class Chain:
 
 
 class _StreamReader:
-    """Reads the streams of one link of one file, frame after frame, several frames at once.
-
-    Args:
-        links: How many links of the file are read beside each other.
-    """
+    """Reads the streams of one link of one file, frame after frame; `links` of that file are read beside each other."""
 
     def __init__(self, disk: Disk, link: _Link, links: int) -> None:
         self._disk, self.link = disk, link

@@ -16,11 +16,9 @@ STREAMS_IN_MEMORY = 256 << 20
 
 
 class NewContainer(Closing):
-    """Collects the frames of one writer, then yields the file.
+    """Collects the frames of one writer, then yields the file that makes `targets`, in the order of their frames.
 
-    Args:
-        targets: The files that it makes, in the order of their frames.
-        writer: The writer; writers count from 1, and name their tensors by it, since no two shards share a name.
+    Writers count from 1, and name their tensors by that, since no two shards share a name.
     """
 
     def __init__(self, targets: Sequence[Target], writer: int = 1) -> None:

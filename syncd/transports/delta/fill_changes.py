@@ -41,11 +41,7 @@ class _Part(NamedTuple):
 
 
 class _ShardLayout:
-    """Which bytes of a shard file belong to which tensor.
-
-    Args:
-        head: The bytes of the file before its data.
-    """
+    """Which bytes of a shard file belong to which tensor; `head` has the bytes before its data."""
 
     def __init__(self, head: bytes, header: Header) -> None:
         self.head, self.header = head, header
@@ -93,11 +89,8 @@ class ParameterVersion:
     """Knows which version the parameters of a model hold, and puts the next one into them.
 
     Used by one thread. Whoever changes the parameters otherwise makes a new one; a change without it is found by the
-    digests.
-
-    Args:
-        whole: The version that they hold, if it was filled from whole files. Its headers are read when changes need
-            them.
+    digests. `whole` is the version that they hold, if it was filled from whole files; its headers are read when
+    changes need them.
     """
 
     def __init__(self, whole: WeightDirectory | None = None) -> None:

@@ -17,11 +17,9 @@ from syncd.transports.delta.chain import Chain, explain_removal
 def materialise(job: Job, step: int, target: str, disk: Disk | None = None) -> Manifest:
     """Write the files of a step of kind weights or delta into a new directory, byte for byte as a full save has them.
 
-    They are written beside `target` under a hidden temporary name, compared with the digests of the step, synced, and
-    renamed. An error leaves nothing; a kill leaves at most that temporary directory.
-
-    Args:
-        target: The directory: not there yet, or empty, and outside of the job.
+    They are written beside `target` (not there yet, or empty, and outside of the job) under a hidden temporary name,
+    compared with the digests of the step, synced, and renamed. An error leaves nothing; a kill leaves at most that
+    temporary directory.
     """
     directory, disk = os.path.realpath(target), disk or LocalDisk()
     parent, name = os.path.split(directory)
@@ -49,10 +47,7 @@ def prove(job: Job, step: int, *, shortcut: bool = False) -> list[str]:
     """Return what is wrong with the chain of a step, nothing when each byte that it makes is that of the step.
 
     Every link's own files are compared with their digests, every frame is applied, and the result is compared with
-    the digests of the files that a full save would have written.
-
-    Args:
-        shortcut: Prove what its shortcut makes from its parent.
+    the digests of the files that a full save would have written. With `shortcut`, prove what that makes.
     """
     try:
         with explain_removal(job, step):

@@ -57,10 +57,8 @@ def publish_delta(
 ) -> DeltaPublished:
     """Publish an export as the changes of an earlier step; whole, and with the reason, where that is not possible.
 
-    The other arguments and errors are those of `syncd.publishing.publish_export`.
-
-    Args:
-        parent: The step that the changes apply to; its files are read through its chain, and checked.
+    The files of step `parent` are read through its chain, and checked. The other arguments and errors are those of
+    `syncd.publishing.publish_export`.
     """
     if parent >= step:
         raise UsageError(f"step {parent} is not earlier than step {step}", hint="name an earlier step")
@@ -119,12 +117,7 @@ def _other_layout(
 
 
 class _DeltaWriter:
-    """Writes an export as a delta into an attempt.
-
-    Args:
-        parent: The step that the changes apply to.
-        check: Whether weights must be finite.
-    """
+    """Writes an export as a delta of step `parent` into an attempt; with `check`, its weights must be finite."""
 
     def __init__(self, job: Job, parent: int, disk: Disk, export: Export, *, check: bool) -> None:
         self._job, self._disk, self._export, self._check = job, disk, export, check

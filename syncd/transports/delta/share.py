@@ -17,10 +17,7 @@ def encode_shard(
 ) -> NewContainer:
     """Return the container that turns a shard file into another one with the same header; the caller closes it.
 
-    Args:
-        header: The bytes before its data.
-        new: Its data after, as many bytes.
-        pool: Encodes tiles; a core each.
+    `header` has the bytes before its data; `new` has as many bytes as `old`. `pool` encodes tiles, a core each.
     """
     container = NewContainer([target], writer)
     try:

@@ -1,11 +1,9 @@
 """How the next step is stored: whole, or as the changes of the last one. Pure functions over what rank 0 knows.
 
-A step that is stored whole may have a shortcut: the changes of the last one beside it. docs/large-models.md has the
-rules.
-What `sync.delta = "auto"` weighs is how long it takes until explorers have the step, estimated from what was measured
-last: the trainer measures what it writes and what it takes to encode changes; explorers say in their presences what
-it took to make a step whole on their host, or to put it into a model of their process. What nobody has measured yet
-follows from the bandwidth of the trainer's writes.
+docs/large-models.md has the rules. What `sync.delta = "auto"` weighs is how long it takes until explorers have the
+step, estimated from what was measured last: the trainer measures what it writes and what it takes to encode changes;
+explorers say in their presences what it took to make a step whole on their host, or to put it into a model of their
+process. What nobody has measured yet follows from the bandwidth of the trainer's writes.
 """
 
 from collections.abc import Mapping, Sequence

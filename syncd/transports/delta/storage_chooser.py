@@ -61,11 +61,7 @@ class StorageChooser:
         self._ahead: Future[_JobState] | None = None
 
     def begin(self, share: ShareState) -> None:
-        """Begin to read the job in a thread, for a choice that follows once all shares are copied.
-
-        Args:
-            share: What this rank knows: no save is in flight.
-        """
+        """Begin, while no save is in flight, to read the job in a thread, for a choice once all shares are copied."""
         self._ahead = self._helper.submit(self._read_job, share)
 
     def note_failure(self) -> None:
@@ -83,11 +79,7 @@ class StorageChooser:
         self._helper.shutdown()
 
     def next_storage(self, step: int, shares: Sequence[ShareState], must_be_whole: str) -> Storage:
-        """Return how a step is stored, and log it if that has changed; whole if the job cannot be read.
-
-        Args:
-            must_be_whole: Why the caller needs it whole; empty if it does not.
-        """
+        """Return how a step is stored; log a change. `must_be_whole` says why the caller needs it whole, if it does."""
         try:
             storage = choose_storage(self._facts(shares, must_be_whole))
         except (SyncdError, OSError) as error:

@@ -72,7 +72,6 @@ class EncodedFrame:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, path: object = None) -> "EncodedFrame":
-        """Return the frame of its bytes."""
         view = memoryview(data)
         frame = decode_frame_record(view[: RECORD.size], path)
         return with_streams(frame, view[RECORD.size :], path)
@@ -116,10 +115,8 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
     """Turn a tile into what a frame makes of it, in place; return False if it was that already.
 
     Nothing is written unless the tile is what the frame begins with, and the result has the digest that the frame
-    says. Apply it again if it was interrupted: the tile is then neither, and raises, or is the result.
-
-    Args:
-        target: The bytes of the tile, writable and contiguous.
+    says. Apply it again if it was interrupted: the tile is then neither, and raises, or is the result. The bytes of
+    the tile must be writable and contiguous.
     """
     frame, words = encoded.frame, _bytes(target)
     if words.size != frame.length:
@@ -141,12 +138,9 @@ def apply(target: Bytes, encoded: EncodedFrame) -> bool:
 
 
 def fold(base: Bytes, frames: Iterable[EncodedFrame]) -> EncodedFrame:
-    """Return one frame for several of one tile that follow each other. It has nothing of what changed back.
+    """Return one frame for one or more that follow each other on a tile. It has nothing of what changed back.
 
-    Args:
-        base: The bytes of the tile before the first; the sizes of changes are stored in an order that follows from
-            them.
-        frames: At least one.
+    `base` is the tile before the first: the sizes of changes are stored in an order that follows from its bytes.
     """
     result, places = _bytes(base).copy(), set[tuple[int, Tile]]()
     for encoded in frames:

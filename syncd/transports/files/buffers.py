@@ -1,7 +1,6 @@
 """The memory that saves copy weights into, and the copies: aligned, touched, kept between saves, pinned for CUDA.
 
-Pages that were never touched come from the kernel at about 1 GB/s, a tenth of what a copy into old ones
-reaches.
+Pages that were never touched come from the kernel at about 1 GB/s, a tenth of what a copy into old ones reaches.
 """
 
 import contextlib
@@ -37,11 +36,7 @@ _SCRATCH = 320 << 20
 
 
 class PinnedBuffer:
-    """One anonymous mapping that grows to the largest share met and then stays.
-
-    Args:
-        pinned: Whether devices copy into it: then it is pinned where there is CUDA.
-    """
+    """One anonymous mapping that grows to the largest share met and stays; `pinned` for devices that copy into it."""
 
     def __init__(self, size: int = ALIGN, *, pinned: bool = False) -> None:
         self._grown = False
@@ -56,10 +51,9 @@ class PinnedBuffer:
         return self.bytes.numel()
 
     def piece(self, start: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-        """Return a contiguous tensor in this memory, with a storage of its own; `reserve` and `close` void it.
+        """Return a contiguous tensor at byte `start`, a multiple of the size of its elements.
 
-        Args:
-            start: Where it begins, in bytes; a multiple of the size of its elements.
+        It has a storage of its own; `reserve` and `close` void it.
         """
         count = shape.numel()
         if not count:
@@ -117,11 +111,7 @@ class PinnedBuffer:
 
 
 class TensorCopies:
-    """Copies tensors, half of each large one by a helper thread. All are done when the `with` block ends.
-
-    Args:
-        helper: A thread with nothing else to do.
-    """
+    """Copies tensors, half of each large one by `helper`, an idle thread. All are done when the `with` block ends."""
 
     def __init__(self, helper: Executor) -> None:
         self._helper = helper
@@ -138,12 +128,10 @@ class TensorCopies:
             self.finish()
 
     def add(self, target: torch.Tensor, source: torch.Tensor, *, lasts: bool = False) -> None:
-        """Copy a tensor over one of the same shape; the copy is complete after `finish`.
+        """Copy a tensor over a contiguous one of the same shape in main memory; the copy is complete after `finish`.
 
-        Args:
-            target: Contiguous, in main memory.
-            lasts: Whether it stays valid until `finish`; if not, it is copied when this returns. A copy from a
-                device is only begun in either case: the device's stream keeps the memory.
+        Unless the source `lasts` (stays valid) until `finish`, it is copied when this returns. A copy from a device
+        is only begun in either case: the device's stream keeps the memory.
         """
         if source.is_cuda:
             self._device = True

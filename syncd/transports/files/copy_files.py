@@ -1,7 +1,4 @@
-"""Reads files once and compares them with their digests; copies them in the same pass if a copy is wanted.
-
-The source is read, never mapped. Imports no torch.
-"""
+"""Reads files once, never mapped, and compares their digests; copies in the same pass if asked. Imports no torch."""
 
 import contextlib
 import os
@@ -70,9 +67,7 @@ def several_at_once(
 ) -> None:
     """Do something with each of several files, four at once; the first failure ends the work on the others.
 
-    Args:
-        work: Called with a file, and with what it polls: once that returns true, the work is given up.
-        stop: Once it returns true, all work is given up.
+    `work` gets a file and what it polls: once that returns true, as it does when `stop` does, the work is given up.
     """
     failed = threading.Event()
 

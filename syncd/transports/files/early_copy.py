@@ -63,8 +63,7 @@ class _Piece(NamedTuple):
 class _EarlyFile:
     """One shard file, and how much of it was handed out, copied and hashed. The lock of the copy guards it.
 
-    Args:
-        is_divided: Whether only spans of it are copied, which `divide` names.
+    If it `is_divided`, only spans of it are copied, which `divide` names.
     """
 
     def __init__(self, note: WriteProgress, source: int, target: str, *, is_divided: bool) -> None:
@@ -144,9 +143,7 @@ class _EarlyFile:
 class EarlyCopy:
     """The copy of one attempt. Its own threads copy; another one tells how far the attempt is.
 
-    Args:
-        directory: Where the copy is; it is closed with the copy.
-        divide: Names the spans that are copied, if that is not all of every file.
+    `directory` is closed with the copy. `divide` names the spans that are copied, if that is not all of every file.
     """
 
     def __init__(self, directory: EarlyDirectory, divide: Divide | None = None) -> None:
@@ -241,7 +238,6 @@ class EarlyCopy:
         return any(file.copying for file in self._files.values())
 
     def whole(self) -> list[CopiedFile]:
-        """Return the files that are whole."""
         with self._changed:
             return [
                 CopiedFile(name, file.path, file.size, file.digest)

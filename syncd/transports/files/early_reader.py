@@ -62,11 +62,9 @@ class _Held:
 
 
 class EarlyReader(PieceReader):
-    """Gets files from another reader, and what it can before they are published.
+    """Gets files from `behind`, and what it can before they are published.
 
-    Args:
-        behind: Gets what was not copied early.
-        poll: Seconds between two polls; by the kind of mount unless given.
+    `poll` is the seconds between two polls; by the kind of mount unless given.
     """
 
     def __init__(
@@ -154,7 +152,6 @@ class EarlyReader(PieceReader):
             pause = max(least, min(part * took, max(_PAUSE, took)))
 
     def _iterate(self) -> None:
-        """Look at the attempts once, and act."""
         self._look(time.monotonic())
         held, now = self._held, time.monotonic()
         action = decide(self._snapshot(held, now))
@@ -264,7 +261,6 @@ def _is_same(record: FileRecord, copied: CopiedFile | None) -> bool:
 
 
 def _differs(copy: EarlyCopy, manifest: Manifest) -> bool:
-    """Return whether a file that is copied has another digest than the step's."""
     digests = {record.name: record.digest for record in manifest.shards}
     return any(digests.get(f"{ACTOR}/{file.name}") != file.digest for file in copy.whole())
 

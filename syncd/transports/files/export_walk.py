@@ -138,9 +138,6 @@ class ShardLayout:
 
     The data begins at a multiple of `ALIGN`: what is aligned in memory is aligned in the file then, and can be
     written without passing through the page cache.
-
-    Args:
-        specs: Its tensors in the order in which they were met.
     """
 
     def __init__(self, specs: Iterable[TensorSpec]) -> None:
@@ -150,7 +147,6 @@ class ShardLayout:
 
     @property
     def data_offset(self) -> int:
-        """Return where the data begins, a multiple of `ALIGN`."""
         return len(self.header)
 
     @property

@@ -72,13 +72,10 @@ def check_fit(target: WeightDirectory, targets: TargetTensors, *, cast: bool = T
 
 
 def load(target: WeightDirectory, targets: TargetTensors, fit: Fit, *, direct: bool = True) -> LoadCounts:
-    """Fill tensors with a version.
+    """Fill tensors with a version; with `direct`, read past the page cache what is not in it.
 
     If nothing has verified the version's bytes, they are hashed while they are read, so damage is found only after
     the tensors were written: fill them from the last good version then.
-
-    Args:
-        direct: Whether to read past the page cache what is not in it.
     """
     try:
         sources = tuple(sources_of(target))
@@ -155,10 +152,7 @@ class _Straight(NamedTuple):
 
 
 class _Destinations:
-    """Brings pieces to their tensors.
-
-    What each piece needs is looked up here, not computed: Python's lock lets one thread compute, not four.
-    """
+    """Brings pieces to their tensors by what was looked up before: Python's lock lets only one thread compute."""
 
     def __init__(self, job: LoadJob) -> None:
         self._job = job

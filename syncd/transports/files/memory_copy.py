@@ -16,10 +16,7 @@ T = TypeVar("T")
 class MemoryCopy:
     """One rank's side of a second copy of a step, in memory.
 
-    A failure is reported once and never raised; the copy is then never whole.
-
-    Args:
-        report_failure: Called with the reason if there will be no copy.
+    A failure is never raised: `report_failure` gets the reason once, and the copy is then never whole.
     """
 
     def __init__(

@@ -52,8 +52,6 @@ class ReadPiece(NamedTuple):
 
 
 class OpenFile:
-    """One open file of a version."""
-
     def __init__(self, source: ReadSource, *, direct: bool) -> None:
         self.source = source
         self._descriptor = os.open(source.path, _FLAGS)
@@ -135,11 +133,7 @@ class OpenFile:
 def pieces_of(
     header: Header, wanted: Container[str], *, whole: bool, limit: int = PIECE
 ) -> Iterator[ReadPiece]:
-    """Yield the pieces of a file in the order of its bytes.
-
-    Args:
-        whole: Whether every byte is read because the file is hashed; else only wanted tensors are.
-    """
+    """Yield a file's pieces in order: all of them if it is hashed (`whole`), else only those of wanted tensors."""
     offset, length, parts = 0, 0, list[ReadPart]()
     for at, part in _parts(header, wanted, limit):
         skipped = part.name is None and not whole

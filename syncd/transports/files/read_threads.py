@@ -24,11 +24,7 @@ class Slot:
 
 
 class FileInFlight:
-    """One file while its pieces are read in any order and hashed in the order of the file.
-
-    Args:
-        state: Hashes it; None if the file is not hashed.
-    """
+    """One file while its pieces are read in any order and, if there is a `state`, hashed in that of the file."""
 
     def __init__(self, file: OpenFile, state: Hasher | None) -> None:
         self.file = file
@@ -44,11 +40,9 @@ class FileInFlight:
         return self._state is not None
 
     def add(self, number: int, slot: Slot) -> Iterator[Slot]:
-        """Accept a piece that was read; yield the slots that are free again.
+        """Accept piece `number` of the file, which was read; yield the slots that are free again.
 
-        Args:
-            number: Its place among the pieces of the file.
-            slot: Its slot. It is hashed here if it is next, else by the thread that hashes the piece before it.
+        A piece is hashed here if it is next, else by the thread that hashes the piece before it.
         """
         if self._state is None:
             self._end_turn()  # in any order
@@ -104,11 +98,9 @@ ReadOne = Callable[[OpenFile, ReadPiece, Slot], None]  # reads a piece and bring
 
 
 class ReadThreads:
-    """The threads of one load.
+    """The threads of one load; one at a time asks `tasks`, which are in order, for the next.
 
-    Args:
-        tasks: What is read, in order; one thread at a time asks for the next.
-        slots: The memory that pieces pass through: more than there are threads, since some wait to be hashed.
+    `slots` is the memory that pieces pass through: more than there are threads, since some wait to be hashed.
     """
 
     def __init__(self, tasks: Iterator[ReadTask], read: ReadOne, slots: list[Slot]) -> None:

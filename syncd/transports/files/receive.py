@@ -1,7 +1,4 @@
-"""Receives versions from the job directory: through the stage of this host, made whole of deltas, or as changes.
-
-Imports no torch.
-"""
+"""Receives versions from the job directory: by the host's stage, made of deltas, or as changes. Imports no torch."""
 
 import contextlib
 import os
@@ -53,11 +50,9 @@ _PEERS = "peers"  # the source of bytes that other hosts gave
 
 
 class FilesReceiver(DirectoryReceiver):
-    """Receives versions from the job directory, through the stage of this host if there is one.
+    """Receives versions from the job directory through this host's stage, for which `reader` gets the bytes.
 
-    Args:
-        stage: The stage of this host; None to load from the job directory, and deltas from a directory below TMPDIR.
-        reader: Gets the bytes for the stage.
+    Without a stage it loads from the job directory, and deltas from a directory below TMPDIR.
     """
 
     name = "checkpoint"
@@ -110,11 +105,7 @@ class FilesReceiver(DirectoryReceiver):
             scratch.close()
 
     def begin(self, *, hook_checks: bool) -> None:
-        """Forget what was found last.
-
-        Args:
-            hook_checks: Whether the hook hashes a staged copy while it loads it, so that it is not hashed before.
-        """
+        """Forget what was found last; with `hook_checks` the hook hashes a staged copy while it loads it."""
         self._hook_checks, self._unchecked = hook_checks, None
 
     def reject(self) -> bool:

@@ -61,12 +61,7 @@ class EncodedShare:
 
 
 class SaveFiles:
-    """Writes the files of saves.
-
-    Args:
-        base: If the tensors are an adapter, the model that it belongs to.
-        write_mode: How shards are written; found by trying unless given.
-    """
+    """Writes the files of saves; `base` is an adapter's model, and `write_mode` is found by trying unless given."""
 
     def __init__(
         self,
@@ -100,11 +95,7 @@ class SaveFiles:
     def write(
         self, save: StepSave, share: Share, sealed: SealedShare | None = None, storage: Storage = WHOLE
     ) -> bool:
-        """Write a share as its step is to be stored; return whether the step is sealed and announced.
-
-        Args:
-            sealed: The share of the step whose changes are stored; None if none are.
-        """
+        """Write a share, whole or as changes of `sealed`; return whether the step is sealed and announced."""
         save.writer.begin()
         save.has_changes = sealed is not None and storage.parent is not None
         if sealed is None or storage.parent is None:

@@ -33,10 +33,7 @@ _CHOOSER = "syncd.transports.delta.storage_chooser:StorageChooser"
 class FilesSender(WeightSender):
     """Writes steps, and has all ranks agree on the result of each.
 
-    Args:
-        stores_deltas: Whether rank 0 chooses how each step is stored; if not, all are whole.
-        chooser: Chooses; None on all ranks but the first.
-        client: Knows the explorers; None on all ranks but the first.
+    Without `stores_deltas`, all steps are whole. `chooser` and `client` are None on all ranks but the first.
     """
 
     name = FILES
@@ -101,7 +98,6 @@ class FilesSender(WeightSender):
                 )
 
     def planned_size(self, export: Export) -> int:
-        """Return the bytes of all ranks' tensors, by a walk that reads no weight."""
         return self._saver.planned_size(export)
 
     def send(self, step: int, attempt: str, content: StepContent, copy: MemoryCopy | None = None) -> None:

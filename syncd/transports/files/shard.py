@@ -59,10 +59,7 @@ IN_MEMORY = WriteMode("memory", limit=PIECE)
 
 
 class NewFile:
-    """A file being written at offsets, by several threads.
-
-    Each write is padded up to a multiple of `ALIGN`; `finish` cuts the padding off.
-    """
+    """A file that several threads write at offsets, padded to multiples of `ALIGN`; `finish` cuts the padding off."""
 
     def __init__(self, path: str, size: int, mode: WriteMode) -> None:
         self._mode, self._size = mode, size
@@ -168,12 +165,9 @@ class ShardDigest:
 
 
 class ShardWriter:
-    """Writes the data of one file in order, in pieces that begin at multiples of `ALIGN`.
+    """Writes the data of one new file in order, in pieces that begin at multiples of `ALIGN`.
 
-    Args:
-        path: The file, which is new.
-        copy: Gets the same bytes; its file is begun.
-        note: Hears how many bytes of the file are there, from the first.
+    `copy`, whose file is begun, gets the same bytes. `note` hears how many bytes, from the first on, are there.
     """
 
     def __init__(

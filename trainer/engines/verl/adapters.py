@@ -32,8 +32,6 @@ Exported = Iterator[tuple[str, torch.Tensor]]
 
 
 class Adapter:
-    """The adapter of a model of verl's."""
-
     def __init__(self, model: Model) -> None:
         self._model = model
         modules = model.module.named_modules()
@@ -62,10 +60,8 @@ class Adapter:
     def merged(self, *, keep: bool) -> Exported:
         """Walk over the whole weights by their Hugging Face names, each with what the adapter adds to it.
 
-        The sum is made in float32, one tensor after the other; the model stays as it is. All ranks take part.
-
-        Args:
-            keep: Give a sum the dtype of the weight; float32 otherwise.
+        The sum is made in float32, one tensor after the other, and has the weight's dtype only with `keep`. The model
+        stays as it is. All ranks take part.
         """
         with self._on_device():
             for name, weight in self._model.module.state_dict().items():
@@ -78,7 +74,6 @@ class Adapter:
                 yield name.removeprefix(_OUTSIDE).replace(_BASE, "."), _whole(weight)
 
     def companions(self, base: str) -> Mapping[str, bytes]:
-        """Return adapter_config.json."""
         config = self._model.module.peft_config[_NAME].to_dict()
         config |= {"inference_mode": True, "base_model_name_or_path": base}
         text = json.dumps({key: _plain(value) for key, value in config.items()}, indent=2, sort_keys=True)
@@ -143,7 +138,6 @@ def base_file(base: AdapterBase) -> dict[str, bytes]:
 
 
 def require_base(directory: str, base: AdapterBase) -> None:
-    """Refuse a training state whose adapter belongs to another model."""
     path = f"{directory}/{_RECORD}"
     try:
         saved = AdapterBase.from_fields(read_document(LocalDisk(), path))

@@ -41,13 +41,10 @@ def advantages(
 def gae(
     algorithm: AlgorithmSection, batch: Batch, values: Rows, penalties: Rows | None = None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return advantages and returns of each response token, one tensor a row, by a critic's values.
+    """Return advantages and returns of each response token, one tensor a row, by a critic's values before each token.
 
     Rollouts are as above. Advantages are whitened over the whole batch, and weighted; returns are what the critic
     learns, neither whitened nor weighted.
-
-    Args:
-        values: The value before each response token.
     """
     rollouts = _Rollouts(batch, penalties, turns=algorithm.turn_rewards)
     arguments = {"values": rollouts.joined(values), "gamma": algorithm.gamma, "lam": algorithm.lam}
@@ -60,11 +57,8 @@ def reward_penalties(
 ) -> tuple[list[torch.Tensor], float]:
     """Return what KL in the reward takes from each token's reward, and the KL of a token.
 
-    As verl's `apply_kl_penalty`: `kl_penalty` of the log-probs before the update and those of the initial model. The
-    KL is the mean over rollouts of the mean over their learnt tokens.
-
-    Args:
-        policy: Log-probs of the model before the update.
+    As verl's `apply_kl_penalty`: `kl_penalty` of the log-probs before the update, `policy`, and those of the initial
+    model. The KL is the mean over rollouts of the mean over their learnt tokens.
     """
     pairs = zip(policy, start, strict=True)
     penalties = [kl_penalty(own, first, algorithm.reward_kl_type) for own, first in pairs]
@@ -76,8 +70,7 @@ def reward_penalties(
 class _Rollouts:
     """A batch as estimators see it: a row for each rollout, with its learnt tokens over all segments end to end.
 
-    Args:
-        turns: Whether a turn's reward is at its own last learnt token; else the rollout's is at its last one.
+    With `turns` each turn's reward is at its own last learnt token; else the rollout's is at its last one.
     """
 
     def __init__(self, batch: Batch, penalties: Rows | None = None, *, turns: bool = False) -> None:

@@ -42,7 +42,6 @@ class MicroBatch:
 
     @property
     def longest(self) -> int | None:
-        """Return the tokens that a row may have, None for no bound."""
         return None if self.tokens is None else self.tokens * self.ranks
 
     def check(self, rows: Sequence[TokenRow]) -> None:
@@ -61,12 +60,7 @@ def _ranks_of(config: FSDPEngineConfig) -> int:
 def tensors(
     rows: Sequence[TokenRow], slots: Slots, columns: Columns, budget: MicroBatch, **settings: Any
 ) -> TensorDict:
-    """Return the rows of this rank for one pass.
-
-    Args:
-        slots: The rows of this rank; padded here to whole micro-batches.
-        settings: Of the pass, by verl's names.
-    """
+    """Return the rows of this rank, `slots` padded to whole micro-batches, for one pass with verl's `settings`."""
     slots, size = fill(slots, budget.rows)
     chosen = [PADDING if slot is None else rows[slot] for slot in slots]
     whole, prompts = _offsets([len(row.tokens) for row in chosen]), _offsets([row.prompt for row in chosen])
@@ -101,8 +95,7 @@ def _jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 def response_values(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
     """Return what a model answered at each response token, rows end to end.
 
-    Args:
-        values: What the model answered at each token of each row, jagged: of the token that comes next.
+    `values` has what it answered at each token of each row, jagged: of the token that comes next.
     """
     prompts, responses = data["prompts"].offsets(), data["responses"].offsets()
     ends = (prompts + responses)[:-1] + prompts.diff()
@@ -111,7 +104,6 @@ def response_values(values: torch.Tensor, data: TensorDict) -> torch.Tensor:
 
 
 def _offsets(lengths: Sequence[int]) -> torch.Tensor:
-    """Return where each row begins if they are end to end, and where the last one ends."""
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
@@ -143,11 +135,7 @@ def require_separate_rows(model: Answering, vocabulary: int, name: str, compute_
 
     Nothing else shows it: an attention that does not look for the ends of rows computes without an error. Where ranks
     share rows, which are always packed, each row must get the answer that it gets alone; one that sees only the part
-    of it that is on its rank does not.
-
-    Args:
-        vocabulary: Token ids are below this.
-        name: What it answers: `log_probs` or `values`.
+    of it that is on its rank does not. The answer is `name`, `log_probs` or `values`; ids are below `vocabulary`.
     """
     rows = [
         token_row([token * _STRIDE % vocabulary for token in range(start, start + 8)])

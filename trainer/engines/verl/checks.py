@@ -33,7 +33,6 @@ def check(config: JobFile, device: str, ranks: int = 1) -> None:
 
 
 def _refuse_on_processors(config: JobFile) -> None:
-    """Refuse what needs GPUs: other strategies than FSDP2, flash attention, and with it sequence parallelism."""
     strategy, attention = config.engine.strategy, config.model.attn_implementation
     if strategy != "fsdp2":
         raise ConfigError(f"{strategy} does not run on processors", hint='engine.strategy = "fsdp2"')
@@ -44,7 +43,6 @@ def _refuse_on_processors(config: JobFile) -> None:
 
 
 def _check_packages(name: str, strategy: Strategy) -> None:
-    """Refuse a strategy that needs what is not installed, without importing it."""
     for package, command in strategy.packages.items():
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f'engine.strategy = "{name}" needs the package {package}', hint=command)

@@ -35,9 +35,7 @@ def correction_weights(
     Args:
         settings: `rollout_is` and `rollout_is_threshold`, as verl has them.
         own: This model's log-probs before the update, by the row's number.
-        recorded: The log-probs that explorers recorded.
         of_rollouts: For each row the sum of log r over the learnt tokens of its rollout.
-        figures: Collects the mean weight, and the share of tokens whose ratio is out of bounds.
     """
     weights_by_row: RowTensors = {}
     for number, log_probs in own.items():

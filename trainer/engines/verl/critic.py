@@ -59,7 +59,6 @@ class Critic:
             raise ConfigError(text, path=critic_path(self._config), hint="leave critic.path out")
 
     def limits(self, budgets: Sequence[int | None]) -> Limits:
-        """Return what of a row the critic can take; budgets are the tokens of micro-batches."""
         return limits_of(self.model.module, self._text_config, budgets)
 
     def train(

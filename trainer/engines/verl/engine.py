@@ -59,7 +59,6 @@ class VerlEngine(FileEngine):
     trains_adapters: ClassVar[bool] = True
 
     def build(self) -> None:
-        """Build model, optimizer and schedule; with `kl_coef` a reference model; the critic if there is one."""
         config, ranks, device = self.context.config, self.context.ranks, self.context.device.type
         self._algorithm = resolve(algorithm_of(config))
         policy = self._algorithm.name != SFT
@@ -104,7 +103,6 @@ class VerlEngine(FileEngine):
 
     @property
     def step_times(self) -> Metrics:
-        """Return what the passes and updates of the policy, the reference model and the critic took."""
         own = {"timing_s/update_actor": self._update_seconds, **self._times.seconds()}
         return own if self._critic is None else own | self._critic.step_times
 
@@ -126,7 +124,6 @@ class VerlEngine(FileEngine):
         return tuple(module.all_tied_weights_keys)
 
     def companions(self) -> Mapping[str, bytes]:
-        """Return tokenizer and config of `model.path`, in the dtype of steps; of an adapter, its configuration."""
         config = self.context.config
         if self._adapter is not None and config.model.publishes_adapters:
             return self._adapter.companions(config.model.path)
@@ -134,10 +131,7 @@ class VerlEngine(FileEngine):
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
 
     def training_state(self) -> TrainingState:
-        """Return this rank's part of weights and optimizer, the schedule and the RNG, and the same of the critic.
-
-        Of weights with LoRA, those of the adapter.
-        """
+        """Return this rank's weights (with LoRA the adapter's), optimizer, schedule and RNG, and the critic's."""
         if self._adapter is None or self.base is None:
             own = training_files(self.model, self.context.ranks)
         else:

@@ -14,8 +14,6 @@ from trainer.experience.batch import Batch
 
 @dataclass
 class StepMetrics:
-    """Sums, weighted means and maxima by name."""
-
     # Sums, and for means the weighted sums. Names given at the start are 0 until something is added, so that
     # all steps have the same keys.
     sums: dict[str, float] = field(default_factory=dict)
@@ -23,7 +21,6 @@ class StepMetrics:
     tops: dict[str, float] = field(default_factory=dict)  # maxima
 
     def add(self, name: str, value: float) -> None:
-        """Add to a sum over passes and ranks."""
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def mean(self, name: str, value: float, weight: float) -> None:
@@ -125,12 +122,10 @@ def spread_of(name: str, values: torch.Tensor | Sequence[float]) -> Metrics:
 
 
 def learnt_values(rows: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the values of the tokens that are learnt, of all rows one after the other."""
     return torch.cat(list(rows))[torch.cat(list(masks)).bool()].double()
 
 
 def advantage_metrics(advantages: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> Metrics:
-    """Return the mean and the extremes of the advantages of tokens that are learnt, as the loss gets them."""
     return spread_of("critic/advantages", learnt_values(advantages, masks))
 
 

@@ -10,11 +10,7 @@ MOST_SKIPPED = 10  # updates in a row that may be skipped before the run ends
 
 
 class FiniteUpdates:
-    """Counts the updates in a row that were skipped.
-
-    Args:
-        table: The optimizer's table in the job's file, for messages.
-    """
+    """Counts the updates in a row that were skipped; messages name `table`, the optimizer's in the job's file."""
 
     def __init__(self, table: str) -> None:
         self._table, self._in_a_row = table, 0

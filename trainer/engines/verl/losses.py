@@ -33,7 +33,6 @@ _GIVEN_TO_LOSSES = (
     "config",
     "rollout_is_weights",
 )
-"""What verl calls a loss with."""
 
 
 @dataclass(frozen=True, slots=True)

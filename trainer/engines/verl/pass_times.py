@@ -16,13 +16,10 @@ _NOTHING = ""
 
 
 class PassTimes:
-    """Measures on the device's own clock.
+    """Measures on the device's own clock; the names of its metrics begin with `prefix`.
 
     A GPU computes behind the program, so marks are events of its stream there: nothing waits for them before
     `seconds` is asked for.
-
-    Args:
-        prefix: What its metrics begin with.
     """
 
     def __init__(self, device: str, prefix: str = "timing_s/") -> None:

@@ -61,7 +61,6 @@ def before_platforms() -> None:
 
 
 def _device_module() -> ModuleType:
-    """Return what replaces `torch.cuda`: `torch.cpu` with functions about memory."""
     module = ModuleType("torch.cpu")
     vars(module).update({name: getattr(torch.cpu, name) for name in torch.cpu.__all__})
     vars(module).update(

@@ -105,9 +105,7 @@ def _problem(key: str, release: str, what: str) -> Problem:
 def set_processors(device_module: ModuleType, answers: Mapping[str, Callable[..., Any]]) -> None:
     """Make verl compute on processors; before anything of `verl.workers` is imported.
 
-    Args:
-        device_module: What replaces `torch.cuda`.
-        answers: The methods of a platform, by name.
+    `device_module` replaces `torch.cuda`; `answers` has the methods of a platform by name.
     """
     if RELEASES[installed_release()].platforms:
         extend_torch_cpu(device_module, answers["current_device"])

@@ -77,7 +77,6 @@ def _copy_overlap(local: torch.Tensor, wanted: Region, part: torch.Tensor, held:
 
 
 def _within(both: Sequence[slice], region: Region) -> Region:
-    """Return a part of a whole tensor as a part of one of its regions."""
     return tuple(
         slice(cut.start - of.start, cut.stop - of.start) for cut, of in zip(both, region, strict=True)
     )

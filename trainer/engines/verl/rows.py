@@ -70,7 +70,6 @@ def rollout_rows(batch: Batch) -> list[TokenRow]:
 
 
 def example_rows(examples: Iterable[Example]) -> list[TokenRow]:
-    """Return examples as rows; the whole response is learnt."""
     return [
         TokenRow(
             torch.tensor(list(example.tokens)),
@@ -82,7 +81,6 @@ def example_rows(examples: Iterable[Example]) -> list[TokenRow]:
 
 
 def token_row(tokens: Sequence[int]) -> TokenRow:
-    """Return tokens as a row whose prompt is the first of them."""
     return TokenRow(torch.tensor(list(tokens)), 1, torch.ones(len(tokens) - 1, dtype=torch.long))
 
 
@@ -171,7 +169,6 @@ class TrainingStep:
 
     @property
     def masks(self) -> list[torch.Tensor]:
-        """Return which response tokens of each rollout's rows are learnt."""
         return [row.mask for row in self.rollouts]
 
     def updated_lengths(self, epochs: int) -> list[int]:
@@ -181,7 +178,6 @@ class TrainingStep:
         return [len(row.tokens) for row in (*rollouts, *examples)] * epochs
 
     def described(self, algorithm: AlgorithmSection) -> Metrics:
-        """Return the figures of the batch itself: its tokens, and of rollouts rewards and lengths."""
         tokens = {
             "train/tokens": float(sum(int(row.mask.sum()) for row in self.rows)),
             "perf/total_num_tokens": float(sum(len(row.tokens) for row in self.rows)),
@@ -213,11 +209,7 @@ def prepare_step(algorithm: AlgorithmSection, batch: Batch, *, mixed: bool) -> T
 
 
 def limits_of(module: torch.nn.Module, text_config: Any, budgets: Iterable[int | None]) -> Limits:
-    """Return the limits of a model's rows.
-
-    Args:
-        budgets: Tokens of a micro-batch, which no row may exceed; None for no bound.
-    """
+    """Return the limits of a model's rows; `budgets` bound a row by a micro-batch's tokens; None: no bound."""
     bounds = [(budget, "engine.options.max_token_len_per_gpu") for budget in budgets if budget is not None]
     positions = _positions(module, text_config)
     if positions is not None:

@@ -37,10 +37,8 @@ def is_mean_of_rollouts(algorithm: AlgorithmSection) -> bool:
 def with_shares(rows: Sequence[TokenRow], columns: Mapping[str, RowTensors]) -> dict[str, RowTensors]:
     """Return columns with which verl's mean over each row becomes that over its rollout.
 
-    verl multiplies the loss of each token by `rollout_is_weights`, whatever the loss is.
-
-    Args:
-        columns: Those that there are, with `old_log_probs` of this rank's rows.
+    verl multiplies the loss of each token by `rollout_is_weights`, whatever the loss is. `columns` has those that
+    there are, with `old_log_probs` of this rank's rows.
     """
     share_of_row = shares(rows)
     expanded = {
@@ -99,9 +97,7 @@ def measure_mismatch(
 ) -> dict[int, float]:
     """Record how far this model is from explorers; return for each row the sum of log-ratios over its rollout.
 
-    Args:
-        own: This model's log-probs before the updates, of this rank's rows.
-        recorded: Those that explorers recorded, of all rows.
+    `own` has this model's log-probs before the updates, of this rank's rows; `recorded` explorers', of all rows.
     """
     rows = step.rollouts
     for number, values in own.items():
@@ -117,10 +113,7 @@ def with_ratio_of_rollouts(
     """Return old log-probs against which the mean log-ratio of each segment is that of its whole rollout.
 
     GSPO's ratio of a row is the exponential of that mean. All tokens of a row move by the same number, and over the
-    learnt tokens of a rollout these numbers add up to 0.
-
-    Args:
-        now: Those of the model now, of this rank's rows of the update.
+    learnt tokens of a rollout these numbers add up to 0. `now` has this rank's rows of the update.
     """
     apart = log_ratio_sums(rows, now, old)
     whole = sums_of_rollouts(ranks, rows, apart)

@@ -28,10 +28,7 @@ def training_files(
 ) -> dict[str, Any]:
     """Return what each of this rank's files holds of one model, under the names that verl gives them.
 
-    The tensors are the model's own. All ranks make the call.
-
-    Args:
-        wanted: Which of its weights are saved, by their names in the model.
+    The tensors are the model's own, its weights those whose names in it are `wanted`. All ranks make the call.
     """
     manager = model.checkpoint_manager
     with warnings.catch_warnings(), _sharded(model):
@@ -140,10 +137,7 @@ def _ranks_of(directory: str) -> int | None:
 def apply_settings(optimizer: Any, section: OptimizerSection, scheduler: Any = None) -> None:
     """Set the settings of a loaded optimizer to those of the job's file, which may have changed since.
 
-    If nothing has changed, every number is set to itself.
-
-    Args:
-        scheduler: Its LambdaLR, its state loaded; None for a constant rate.
+    If nothing has changed, every number is set to itself. `scheduler` is its loaded LambdaLR, None if rates stay.
     """
     factors = [1.0] * len(optimizer.param_groups)
     if scheduler is not None:

@@ -34,12 +34,7 @@ Losses = tuple[PolicyLoss | None, ExampleLoss]
 
 
 class Updates:
-    """Makes the updates of one model; all ranks make the same ones.
-
-    Args:
-        who: What its metrics begin with.
-        table: Its optimizer's table in the job's file, for messages.
-    """
+    """Makes the updates of one model, the same on all ranks; `who` begins its metrics, messages name its `table`."""
 
     def __init__(self, model: Model, ranks: Ranks, who: str, table: str, times: PassTimes) -> None:
         self._model, self._ranks, self._who, self._times = model, ranks, who, times
@@ -48,11 +43,7 @@ class Updates:
     def run(
         self, parts: Iterable[UpdateRows], add_gradients: Callable[[UpdateRows], None], number: int
     ) -> Metrics:
-        """Make all updates of a step and return what the optimizer did.
-
-        Args:
-            parts: The rows of each update. Each is taken when the one before is made.
-        """
+        """Make all updates of a step, each part taken when the one before is made; return what the optimizer did."""
         norms, rate = [], self._rate()
         for part in parts:
             rate = self._rate()
@@ -97,8 +88,6 @@ class Updates:
 
 
 class PolicyUpdates:
-    """Makes the updates of the policy, on rollouts and examples."""
-
     def __init__(
         self, config: JobFile, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
     ) -> None:
@@ -116,7 +105,6 @@ class PolicyUpdates:
         )
 
     def epochs(self, number: int) -> int:
-        """Return how often a step goes over its batch: in the critic's first steps not at all."""
         alone = self._config.critic.enabled and number <= self._config.critic.warmup_steps
         return 0 if alone else self._algorithm.epochs
 

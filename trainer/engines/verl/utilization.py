@@ -10,14 +10,9 @@ from trainer.engines.base import Metrics
 
 
 class Utilization:
-    """Estimates the model FLOPs utilization (MFU) of updates.
+    """Estimates the model FLOPs utilization (MFU) of updates of `name`, actor or critic; `config` is transformers'.
 
     It estimates nothing on processors, and where verl does not know the device or the architecture.
-
-    Args:
-        name: Whose updates they are: `actor` or `critic`.
-        config: The model's configuration, as transformers has it.
-        device: `cuda` or `cpu`.
     """
 
     def __init__(self, name: str, config: Any, device: str, ranks: int) -> None:
@@ -27,11 +22,7 @@ class Utilization:
         self._counter = flops_counter.FlopsCounter(config) if has_peak else None
 
     def of(self, lengths: Iterable[int], seconds: float) -> Metrics:
-        """Return the metric of updates.
-
-        Args:
-            lengths: The tokens of each row, as often as it went forward and backward.
-        """
+        """Return the metric of updates; `lengths` has the tokens of each row, as often as it was learnt from."""
         rows = list(lengths)
         if self._counter is None or not rows:
             return {}

@@ -14,8 +14,6 @@ _OF_A_SET = "/reward"  # how the name of a figure ends that each set has
 
 
 class LastEvaluation:
-    """Waits for the evaluation of the last version."""
-
     def __init__(self, config: JobFile, client: Client, watch: EvaluationWatch) -> None:
         self._configured = set(produced_by(config.explorer) or ())
         self._client, self._watch, self._limit = client, watch, config.trainer.evaluation_wait

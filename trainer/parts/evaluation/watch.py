@@ -86,13 +86,10 @@ def evaluation_history(directory: str) -> History:
 
 
 class EvaluationWatch:
-    """Gives the figures of each evaluation once, in the order of versions.
+    """Gives the figures of each evaluation once, in the order of versions; `clock` gives monotonic seconds.
 
     Its state is part of each full checkpoint: what a run gave after its checkpoint, and what was written while it was
     down, a resume gives.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -222,7 +219,6 @@ def _line(document: Mapping[str, Any]) -> _Line | None:
 
 
 def _joined(lines: Sequence[_Line]) -> SetFigures:
-    """Return the lines of an evaluation as one: those of the newest settings."""
     key = max(lines, key=lambda line: line.at).key
     chosen = [line for line in lines if line.key == key]
     names = dict.fromkeys(name for line in chosen for name in line.means)

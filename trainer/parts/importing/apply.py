@@ -16,8 +16,6 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of our keys with its value and where that comes from."""
-
     value: Any  # as TOML has it
     origin: str  # their keys, or the command line
     is_given: bool = True  # whether the user gave one of them, not the other program's default

@@ -58,7 +58,6 @@ class Configuration:
         return default if value is None else value
 
     def below(self, table: str) -> dict[str, Any]:
-        """Return what the user gave in a table, by the rest of each key."""
         start = f"{table}."
         return {key.removeprefix(start): self.get(key) for key in self.values if key.startswith(start)}
 
@@ -94,7 +93,6 @@ def as_text(value: Any) -> str:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """Return several values, also of one alone; None for an empty list."""
     return (value or None) if isinstance(value, list) else [as_text(value)]
 
 
@@ -118,7 +116,6 @@ def _as_monitors(value: Any) -> list[str]:
 
 
 def _as_layers(value: Any) -> list[str]:
-    """Return names of layers, none of them a pattern."""
     names = [as_text(name) for name in as_list(value) or ()]
     if odd := [name for name in names if not name.replace("_", "").isalnum() or name == "experts"]:
         raise CannotMapError(f"{', '.join(odd)}: layers are named, by no pattern")

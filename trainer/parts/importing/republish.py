@@ -56,8 +56,6 @@ def republish_steps(
 ) -> None:
     """Follow a job, and publish each version of it in a second one until a signal asks to stop.
 
-    Daemons of both jobs are started where none leads.
-
     Args:
         out: The second job's directory; made if it is not there.
         state_dir: Where the state of the first job is, if not in its directory.
@@ -109,9 +107,7 @@ def _daemons(*jobs: tuple[str, str | None]) -> Iterator[Callable[[], None]]:
 class StepCopier:
     """Copies versions of one job into another as steps of the same number.
 
-    Args:
-        source: The first job; an explorer, whose leases keep a step while it is read.
-        target: The second job; its trainer.
+    It is an explorer of the first, whose leases keep a step while it is read, and the trainer of the second.
     """
 
     def __init__(self, source: Client, target: Client, say: Say, dtype: str | None) -> None:
@@ -199,7 +195,6 @@ class StepCopier:
         self._target.job.disk.replace(self._record, content)
 
     def _readable(self, leased: Leased) -> str:
-        """Return a directory of safetensors with a step's weights: its own, or an export."""
         if foreign_shards(self._source.job.disk, leased.path):
             return leased.path
         directory = f"{self._scratch}/step"
@@ -219,7 +214,6 @@ class StepCopier:
 
 
 def _read_record(job: Job, path: str) -> dict[str, str]:
-    """Return the digest of each step that was copied; none where there is no record."""
     try:
         return dict(json.loads(job.disk.read(path, DOCUMENT_LIMIT))["steps"])
     except MISSING:

@@ -58,10 +58,8 @@ def algorithm(estimator: str, loss: str) -> dict[str, Any]:
 def clips(loss: str, low: float, high: float, *, of_ratio: bool = False) -> dict[str, Any]:
     """Return the bounds of the ratio, nothing for a loss that has none.
 
-    Args:
-        low: How far the ratio may fall below 1.
-        high: How far it may rise above 1.
-        of_ratio: Whether `high` of cispo is the bound of the ratio itself, and there is none below.
+    The ratio may fall `low` below 1 and rise `high` above it. With `of_ratio`, `high` of cispo is the bound of the
+    ratio itself, and there is none below.
     """
     if loss not in LOSSES or not LOSSES[loss].clip:
         return {}
@@ -71,11 +69,9 @@ def clips(loss: str, low: float, high: float, *, of_ratio: bool = False) -> dict
 
 
 def aggregation(loss: str, mode: str, scale: Any = None, key: str = "") -> dict[str, Any]:
-    """Return how the losses of tokens become one, nothing for a loss with one way only.
+    """Return how the losses of tokens become one, nothing for a loss with one way only; a sum is divided by `scale`.
 
-    Args:
-        scale: By what a sum is divided.
-        key: Their key of the mode, if their loss reads it where verl's has one way only.
+    `key` is their key of the mode, if their loss reads it where verl's has one way only.
     """
     if loss in LOSSES and not LOSSES[loss].has_modes:
         if key and mode != LOSSES[loss].mode:
@@ -93,7 +89,6 @@ def options(loss: str, **values: Any) -> dict[str, Any]:
 
 
 def normalised(estimator: str, *, by_deviation: bool) -> bool | None:
-    """Return whether advantages are divided by their deviation, None for an estimator that does not ask."""
     return by_deviation if estimator in NORMALISED else None
 
 
@@ -111,9 +106,7 @@ def schedule(
     """Return the keys of a learning rate.
 
     Args:
-        style: constant, cosine or linear, in any of the usual spellings.
-        steps: Training steps over which it rises; below 0 `share` counts.
-        share: The share of all steps over which it rises.
+        steps: Training steps over which it rises; below 0, `share` of all steps.
         updates: Updates of one training step.
         least: Where it ends, as a share of the peak; only cosine reads it.
         lowest: The same as a rate.
@@ -137,7 +130,6 @@ def _style(style: str, table: str) -> str:
 
 
 def _warmup(steps: float, share: float, total: int, key: str) -> float:
-    """Return the training steps of the warm-up: as many as are named, else a share of all."""
     if steps >= 0 or not share:
         return max(steps, 0)
     if total <= 0:
@@ -153,7 +145,6 @@ def critic_schedule(style: str, steps: float, share: float) -> dict[str, Any]:
 
 
 def ratio(above: int, below: int, what: str) -> int:
-    """Return how often one number contains another; `what` says which numbers they are."""
     if below <= 0 or above % below:
         raise CannotMapError(f"{what}: {above} cannot be divided by {below}")
     return above // below
@@ -162,8 +153,7 @@ def ratio(above: int, below: int, what: str) -> int:
 def groups(size: int, what: str, rows: int | None = None, tasks: int | None = None) -> dict[str, Any]:
     """Return groups of a step, rollouts of a group, and groups of an explorer's batch where they differ.
 
-    Args:
-        tasks: Tasks of an explorer's batch, and without `rows` of a step.
+    `tasks` are those of an explorer's batch, and without `rows` of a step.
     """
     count = ratio(rows, size, what) if rows else tasks
     return {
@@ -183,7 +173,6 @@ def least(numbers: Iterable[int | None]) -> int | None:
 
 
 def agreed(values: Iterable[Any], why: str) -> Any:
-    """Return the one value that several keys name; `why` says what they do not agree in."""
     different = {value for value in values if value is not None}
     if len(different) > 1:
         raise CannotMapError(why)
@@ -223,15 +212,13 @@ def sampled(mode: str, cap: float) -> dict[str, Any]:
 
 
 def address(port: int, host: str = "") -> str | None:
-    """Return the address of a server, None if nobody names its host."""
     return None if host in _ANY_HOST else f"http://{host}:{port}"
 
 
 def of_chosen(config: Configuration, part: str, name: str, differs: Mapping[str, str] | None = None) -> str:
     """Return the part, advantage or loss, of the algorithm that the user names in place of another project's.
 
-    Args:
-        differs: How algorithms of that name differ from ours.
+    `differs` says how algorithms of that name differ from ours.
     """
     if (chosen := ALGORITHMS.get(str(config.chosen.get("algorithm.name")))) is not None:
         return str(getattr(chosen, part))
@@ -241,7 +228,6 @@ def of_chosen(config: Configuration, part: str, name: str, differs: Mapping[str,
 
 
 def own(config: Configuration, keys: Iterable[str]) -> list[Any]:
-    """Return the values of keys that the user gave, none of their defaults."""
     return [config.get(key) for key in keys if key in config.values]
 
 

@@ -25,7 +25,6 @@ _SERVERS = {
     "sglang": "python -m sglang.launch_server --model-path {model} --host {host} --port {port}",
 }
 NEEDED = ("job.dir", "model.path")
-"""Keys without which no job's file is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,6 @@ def _check_without(without: Sequence[str], values: Mapping[str, Any], table: Tab
 
 
 def _missing(outcome: Outcome) -> list[Refusal]:
-    """Return what no key gave, and no job is without."""
     refused = {key for refusal in outcome.refusals for key in refusal.instead.split()}
     return [
         Refusal(key, "is needed here, and the file does not give it", f"--{key} DIR")
@@ -125,7 +123,6 @@ def _taken(outcome: Outcome, to: str | None) -> Iterator[Refusal]:
 
 
 def _elsewhere(outcome: Outcome) -> dict[str, str]:
-    """Return that the model is still to be downloaded, where there is no such directory."""
     entry = outcome.entries.get("model.path")
     if entry is None or not isinstance(entry.value, str) or os.path.isdir(os.path.expanduser(entry.value)):
         return {}
@@ -134,7 +131,6 @@ def _elsewhere(outcome: Outcome) -> dict[str, str]:
 
 
 def _taskless(outcome: Outcome) -> dict[str, str]:
-    """Return how tasks are named, where the file names none that explorers read."""
     name = outcome.entries.get("algorithm.name")
     if (name is not None and name.value == SFT) or any(key in outcome.entries for key in TASKS):
         return {}
@@ -144,7 +140,6 @@ def _taskless(outcome: Outcome) -> dict[str, str]:
 
 
 def _served(outcome: Outcome) -> dict[str, str]:
-    """Return how a server is started or named, where the file does neither."""
     kind = outcome.entries.get("explorer.engine.kind")
     if kind is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
         return {}
@@ -155,7 +150,6 @@ def _served(outcome: Outcome) -> dict[str, str]:
 
 
 def _warm(outcome: Outcome) -> dict[str, str]:
-    """Return what a server needs whose rollouts are sampled at another temperature than 1."""
     names = ("algorithm.temperature", "explorer.engine.kind")
     temperature, kind = (outcome.entries.get(name) for name in names)
     if temperature is None or kind is None or temperature.value == 1 or kind.value not in ("vllm", "sglang"):

@@ -50,8 +50,7 @@ class StartResumed:
 def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, resume: bool) -> Start | None:
     """Return what the new job starts from, None without a step; enter the model that its weights become.
 
-    Args:
-        outcome: Of the configuration; `model.path` becomes the weights, unless the step is resumed.
+    The weights become `model.path` of the outcome, unless the step is resumed.
     """
     if checkpoint is None:
         return None

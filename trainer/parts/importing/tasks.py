@@ -53,7 +53,6 @@ def _is_file(name: Any) -> bool:
 
 
 def _file_sets(files: Sequence[str], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a set of tasks for each file. Each has a name of its own."""
     stems = [os.path.splitext(os.path.basename(file))[0] for file in files]
     if len(set(stems)) < len(stems):
         folders = [os.path.basename(os.path.dirname(file)) for file in files]

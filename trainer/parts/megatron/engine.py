@@ -64,7 +64,6 @@ class MegatronVerlEngine(VerlEngine):
             ) from error
 
     def shutdown(self) -> None:
-        """Finish the save in flight, then give threads, memory and files in TMPDIR back."""
         super().shutdown()
         self._remove_scratch()
 

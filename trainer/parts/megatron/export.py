@@ -92,7 +92,6 @@ class MegatronFiles:
         return torch.split(whole, lengths)[part.part].contiguous()
 
     def _named(self, tensors: Mapping[str, TensorStorageMetadata]) -> Iterator[tuple[str, _TensorPart]]:
-        """Yield the part that each tensor is by its Hugging Face name."""
         for name, metadata in tensors.items():
             names = _OF_LAYER.get(name.removeprefix(_LAYERS)) if name.startswith(_LAYERS) else None
             if name in _WHOLE:

@@ -165,8 +165,7 @@ class MegatronModel:
     def save_checkpoint(self, directory: str) -> None:
         """Write this rank's part of weights and optimizer, in Megatron's format; all ranks make the call.
 
-        Args:
-            directory: This rank's own; what all of them hold together is the checkpoint.
+        Each has its own `directory`; what all of them hold together is the checkpoint.
         """
         self._engine.save_checkpoint(local_path=directory)
 
@@ -176,7 +175,6 @@ class MegatronModel:
             self._engine.load_checkpoint(local_path, del_local_after_load=del_local_after_load)
 
     def _is_finite(self) -> bool:
-        """Return whether the gradient is finite, the same on all ranks."""
         sums = [
             buffer.grad_data.norm()
             for chunk in self._engine.module

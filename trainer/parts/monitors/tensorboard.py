@@ -19,8 +19,6 @@ FLUSH_SECONDS = 10
 
 
 class TensorBoard:
-    """Writes scalars and rollouts, the latter as text."""
-
     def __init__(self, run: MonitoredRun) -> None:
         check_options(run.options, {"dir": str}, "tensorboard")
         self._directory = run.options.get("dir") or monitor_directory(run.directory, "tensorboard")

@@ -20,19 +20,15 @@ _FACTORS = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B")
 
 
 class TinkerAdapter(NamedTuple):
-    """An adapter: the bytes of its two files, and how many tensors it has."""
-
     config: bytes
     weights: bytes
     tensors: int
 
 
 def download_adapter(url: str, base_model: str, timeout: float) -> TinkerAdapter:
-    """Return the adapter behind a server's address of its archive.
+    """Return the adapter behind a server's address of its archive; the server may be silent for `timeout` seconds.
 
-    Args:
-        url: The address, which is enough to read it: it may be of another host, so the API key is not sent there.
-        timeout: Seconds for which the server may be silent.
+    The address is enough to read it, and may be of another host, so the API key is not sent there.
     """
     shown = url.partition("?")[0]  # what follows may be a signature
     if not url.startswith(("http://", "https://")):

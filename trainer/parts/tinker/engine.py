@@ -126,7 +126,6 @@ class TinkerEngine(FileEngine):
         return {_STATE: encode(document)}
 
     def load_training_state(self, directory: str) -> None:
-        """Continue from weights and optimizer that the server has kept."""
         path = f"{directory}/{_STATE}"
         with storage_errors(path):
             document = read_document(self.context.job.disk, path)

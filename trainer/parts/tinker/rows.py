@@ -32,11 +32,9 @@ class TinkerRow:
 
 
 def policy_row(row: TokenRow, advantages: torch.Tensor, old: torch.Tensor) -> TinkerRow:
-    """Return a rollout for a policy loss.
+    """Return a rollout for a policy loss, by scaled advantages and old log-probs of the response's tokens.
 
-    Args:
-        advantages: Of the response's tokens, scaled; tokens that are not learnt get 0.
-        old: The log-probs against which ratios are taken, of the response's tokens.
+    Tokens that are not learnt get the advantage 0; ratios are taken against `old`.
     """
     masked = advantages * row.mask
     return _row(row, Column("logprobs", _placed(row, old)), Column("advantages", _placed(row, masked)))

@@ -18,9 +18,7 @@ T = TypeVar("T")
 class TrainingServer:
     """A model on a tinker server that this process trains: an adapter of a base model, with its optimizer.
 
-    Args:
-        rank: The rank of the adapter. Attention and MLP layers get one, the unembedding none: servers that load
-            adapters take no others.
+    Attention and MLP layers get adapters of `rank`, the unembedding none: servers that load adapters take no others.
     """
 
     def __init__(self, session: TinkerSession, base_model: str, rank: int, seed: int) -> None:
@@ -39,8 +37,7 @@ class TrainingServer:
     ) -> tuple[list[torch.Tensor], dict[str, float]]:
         """Make one update with the gradient of a loss; both requests are on their way at once.
 
-        Returns:
-            The log-probs of each row's targets before the update, and what the server says of the update.
+        Return the log-probs of each row's targets before the update, and what the server says of the update.
         """
         data, settings = self._data(rows), dict(bounds) or None
         adam = self.session.types.AdamParams(**optimizer, eps=_EPS)
@@ -70,7 +67,6 @@ class TrainingServer:
         self._do("loading the training state", lambda: self._client.load_state_with_optimizer(address))
 
     def archive_url(self, address: str) -> str:
-        """Return from where the adapter of kept weights can be downloaded."""
         model, _, name = address.removeprefix(SCHEME).partition("/")
         rest = self.session.call("opening a session", self.session.service.create_rest_client)
         name = name.removeprefix("sampler_weights/")

@@ -155,9 +155,7 @@ _THRESHOLDS = ("clip_low_threshold", "clip_high_threshold")
 def learning_rate(optimizer: OptimizerSection, update: int, end: int) -> float:
     """Return the learning rate of an update, as the schedules of verl and transformers have it.
 
-    Args:
-        update: The updates before this one.
-        end: The update at which cosine or linear reaches its end; -1 for a constant rate.
+    `update` counts those before this one; at update `end` cosine or linear reaches its end, -1 for a constant rate.
     """
     warmup = optimizer.warmup_steps
     if update < warmup:
@@ -184,7 +182,6 @@ def policy_figures(
         bounds: The least and the largest ratio.
         new: Log-probs of the learnt tokens under the model before the update.
         old: Those against which the ratio is taken.
-        figures: Collects `actor/ppo_kl` and `actor/pg_clipfrac`.
     """
     ratio = (new - old).exp()
     clipped = ratio if loss == UNCLIPPED else ratio.clamp(*bounds)

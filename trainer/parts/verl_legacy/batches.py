@@ -13,11 +13,7 @@ RowTensors = dict[int, torch.Tensor]  # values of response tokens, float32 in ma
 
 
 def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings: Any) -> Any:
-    """Return the rows of this rank for one pass, as verl's DataProto.
-
-    Args:
-        slots: The rows of this rank; None is a row in which nothing is learnt.
-    """
+    """Return the rows of this rank for one pass as verl's DataProto; a slot of None is a row that teaches nothing."""
     chosen = [PADDING if slot is None else rows[slot] for slot in slots]
     prompt = max(row.prompt for row in chosen)
     length = max(len(row.mask) for row in chosen)
@@ -59,8 +55,7 @@ def forward(
 ) -> tuple[RowTensors, RowTensors]:
     """Return log-probs, and entropies if asked for, of this rank's rows; all ranks have as many slots.
 
-    Args:
-        size: Rows of a micro-batch at most.
+    A micro-batch has at most `size` rows.
     """
     slots, size = fill(slots, size)
     data = padded(rows, slots, {}, temperature=temperature, micro_batch_size=size)

@@ -69,10 +69,7 @@ def _given_options(section: AlgorithmSection) -> dict[str, Any]:
 
 
 def _check_rotary(path: str) -> None:
-    """Refuse a model whose rotary positions transformers 4 would take for the usual ones.
-
-    transformers 5 writes `rope_parameters`, which transformers 4 ignores without a word.
-    """
+    """Refuse a model whose `rope_parameters`, as transformers 5 writes them, transformers 4 would ignore silently."""
     document = read_model_config(path)
     table = document.get("rope_parameters")
     if not isinstance(table, dict):

@@ -81,7 +81,6 @@ class LegacyVerlEngine(FileEngine):
         return tuple(module._tied_weights_keys or ()) if is_tied else ()  # noqa: SLF001 - transformers 4 has no other
 
     def companions(self) -> Mapping[str, bytes]:
-        """Return config and tokenizer as they are at `model.path`, the config with the dtype of the steps."""
         config = self.context.config
         dtype = config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype
         return companions(config.model.path, dtype, code=config.model.trust_remote_code)
