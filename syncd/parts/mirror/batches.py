@@ -89,12 +89,12 @@ class StoreBatches:
         self._objects = objects
 
     def waiting(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for one in self._objects.list(PREFIX):
-            explorer, _, name = one.name.removeprefix(PREFIX).partition("/")
+        seqs_of: dict[str, list[int]] = {}
+        for item in self._objects.list(PREFIX):
+            explorer, _, name = item.name.removeprefix(PREFIX).partition("/")
             if (seq := batch_paths.parse_batch(name)) is not None:
-                found.setdefault(explorer, []).append(seq)
-        return {explorer: sorted(seqs) for explorer, seqs in sorted(found.items())}
+                seqs_of.setdefault(explorer, []).append(seq)
+        return {explorer: sorted(seqs) for explorer, seqs in sorted(seqs_of.items())}
 
     def read(self, explorer: str, seq: int) -> bytes:
         return self._objects.get(_object(explorer, seq)).data

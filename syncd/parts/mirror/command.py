@@ -112,18 +112,18 @@ def mirror(source: str, target: str | None, *, detach: bool, **choices: Any) -> 
         raise UsageError("no TARGET is given", hint=f"syncd mirror {shlex.quote(source)} s3://BUCKET/PREFIX")
     if is_store(source) and is_store(target):
         raise UsageError("one of the two must be a job directory", hint=f"syncd mirror {source} /scratch/job")
-    given = {name: choices.pop(name) for name in _STORE_ONLY}
+    store_only = {name: choices.pop(name) for name in _STORE_ONLY}
     if not is_store(target):
-        _refuse_store_options(target, given)
-    run.run_mirror(source, target, _choices(given, choices))
+        _refuse_store_options(target, store_only)
+    run.run_mirror(source, target, _choices(store_only, choices))
 
 
-def _choices(given: dict[str, Any], choices: dict[str, Any]) -> Any:
+def _choices(store_only: dict[str, Any], choices: dict[str, Any]) -> Any:
     from syncd.parts.mirror.run import MirrorOptions  # noqa: PLC0415
     from syncd.parts.mirror.store import StoreRetention  # noqa: PLC0415
 
-    kept = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
-    retention = StoreRetention(int(kept["keep"]), float(kept["keep_for"]), bool(kept["prune"]))
+    values = {name: _DEFAULTS[name] if value is None else value for name, value in store_only.items()}
+    retention = StoreRetention(int(values["keep"]), float(values["keep_for"]), bool(values["prune"]))
     daemon = {name: choices.pop(name) for name in ("metrics_port", "metrics_textfile", "log_format")}
     return MirrorOptions(**choices, retention=retention, daemon=daemon)
 
@@ -136,8 +136,8 @@ def _refuse_with_detach(source: str, target: str | None, choices: dict[str, Any]
         )
 
 
-def _refuse_store_options(target: str, given: dict[str, Any]) -> None:
-    named = next((name for name, value in given.items() if value is not None), None)
+def _refuse_store_options(target: str, store_only: dict[str, Any]) -> None:
+    named = next((name for name, value in store_only.items() if value is not None), None)
     if named is not None:
         raise UsageError(
             f"--{named.replace('_', '-')} is for object stores: a job has its retention in config.toml",

@@ -81,13 +81,13 @@ class JobSource:
         path = f"{self._job.step(step)}/{MANIFEST}"
         try:
             stat = self._job.disk.stat(path)
-            known = self._links.get(step)
-            if known is None or known[0] != stat:
-                known = stat, decoded_link(self._job.disk.read(path), path, step)
-                self._remember(step, known)
+            remembered = self._links.get(step)
+            if remembered is None or remembered[0] != stat:
+                remembered = stat, decoded_link(self._job.disk.read(path), path, step)
+                self._remember(step, remembered)
         except MISSING:
             return None
-        return known[1] if digest in ("", known[1].manifest.digest) else None
+        return remembered[1] if digest in ("", remembered[1].manifest.digest) else None
 
     def hold(self, steps: Collection[int]) -> None:
         self._seat.hold(steps)
@@ -110,7 +110,7 @@ class JobSource:
     def close(self) -> None:
         self._seat.close()
 
-    def _remember(self, step: int, known: tuple[FileStat, Link]) -> None:
+    def _remember(self, step: int, link: tuple[FileStat, Link]) -> None:
         if len(self._links) >= _REMEMBERED:
             self._links.clear()
-        self._links[step] = known
+        self._links[step] = link

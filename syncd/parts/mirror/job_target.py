@@ -269,10 +269,10 @@ class JobTarget:
         before = _version_of(pair, link)
         source.hold([*self._numbers(before, source), pair[1]])
         way = find_way(before, self.has, source.link, self.is_sealed)
-        if any(self._digest_at(one.step) is not None for one in way.links):
+        if any(self._digest_at(each.step) is not None for each in way.links):
             return False  # it needs steps whose numbers others have here
-        for one in way.links:
-            self.copy(one, source)
+        for each in way.links:
+            self.copy(each, source)
         self.publish(before, way.links)
         return True
 

@@ -85,12 +85,12 @@ def find_way(
         if has(*wanted):
             base = wanted[0]
             break
-        found = link(*wanted)
-        if found is None and wanted[1]:
+        following = link(*wanted)
+        if following is None and wanted[1]:
             raise TryAgainError(f"step {wanted[0]} of the source was removed meanwhile")
-        if found is None:
+        if following is None:
             break
-        links.append(found)
-        wanted = found.parent
-    left = sum(found.manifest.size for found in links if not is_sealed(found))
+        links.append(following)
+        wanted = following.parent
+    left = sum(each.manifest.size for each in links if not is_sealed(each))
     return Way(version, tuple(reversed(links)), base, left)

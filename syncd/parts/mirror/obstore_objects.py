@@ -90,9 +90,9 @@ class ObstoreObjects:
         with self._explained(prefix):
             pages = obstore.list(self._store, prefix=prefix, chunk_size=1000)
             return [
-                Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp())
+                Listed(str(item["path"]), int(item["size"]), item["last_modified"].timestamp())
                 for page in pages
-                for one in page
+                for item in page
             ]
 
     def delete(self, names: Sequence[str]) -> None:

@@ -17,9 +17,9 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+", re.ASCII)
 _SCHEMES = ("s3", "s3a", "gs")
 
 
-def is_store(place: str) -> bool:
-    """Return whether a place is an object store; other schemes than those that are written are refused."""
-    match = _ADDRESS.fullmatch(place)
+def is_store(end: str) -> bool:
+    """Return whether an end is an object store; other schemes than those that are written are refused."""
+    match = _ADDRESS.fullmatch(end)
     if match is None:
         return False
     if match[1] not in _SCHEMES:
@@ -30,9 +30,9 @@ def is_store(place: str) -> bool:
     return True
 
 
-def shown(place: str) -> str:
-    """Return a place as people on any host read it."""
-    return place.rstrip("/") if is_store(place) else os.path.abspath(place)
+def shown(end: str) -> str:
+    """Return an end as people on any host read it."""
+    return end.rstrip("/") if is_store(end) else os.path.abspath(end)
 
 
 def open_objects(address: str) -> "Objects":

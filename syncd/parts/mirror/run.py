@@ -91,7 +91,7 @@ class Threads:
                     self._ended()
 
         self._threads = [
-            threading.Thread(target=run, args=(one,), name="mirror", daemon=True) for one in workers
+            threading.Thread(target=run, args=(worker,), name="mirror", daemon=True) for worker in workers
         ]
         for thread in self._threads:
             thread.start()

@@ -67,13 +67,13 @@ class StoreSource:
     def newest(self) -> Version | None:
         """Return the published version: one conditional request."""
         try:
-            found = self._objects.get_changed(NAME, self._tag)
+            changed = self._objects.get_changed(NAME, self._tag)
         except FileNotFoundError:
             return None
-        if found is not None:
-            index = decode_index(found.data, self._objects.address)
+        if changed is not None:
+            index = decode_index(changed.data, self._objects.address)
             require_job(index, self._job, self._objects.address)
-            self._index, self._tag = index, found.tag
+            self._index, self._tag = index, changed.tag
         return self._index.version
 
     def link(self, step: int, digest: str) -> Link | None:
@@ -248,15 +248,15 @@ class StoreTarget:
         """Read what the store has; return whether that is news."""
         is_first, self._read_at = self._read_at == float("-inf"), self._clock.monotonic()
         try:
-            found = self._objects.get_changed(NAME, self._tag)
+            changed = self._objects.get_changed(NAME, self._tag)
         except FileNotFoundError:
             is_news, self._index, self._tag = self._tag is not None, Index(), None
             return is_news and not is_first
-        if found is None:
+        if changed is None:
             return False
-        index = decode_index(found.data, self._objects.address)
+        index = decode_index(changed.data, self._objects.address)
         require_job(index, self._job, self._objects.address)
-        self._index, self._tag, self._published_at = index, found.tag, found.modified
+        self._index, self._tag, self._published_at = index, changed.tag, changed.modified
         self._sealed.clear()
         self._is_clean = False
         return not is_first
@@ -276,7 +276,7 @@ class StoreTarget:
         """Return the objects of a step that need not be sent; a small step is not worth the wait for a listing."""
         if self._is_clean and link.manifest.size <= self._part:
             return {}
-        return {one.name.removeprefix(directory): one.size for one in self._objects.list(directory)}
+        return {item.name.removeprefix(directory): item.size for item in self._objects.list(directory)}
 
     def _copy_file(
         self,
@@ -313,7 +313,7 @@ class StoreTarget:
         done = []
         for key in keys:
             directory = f"{STEPS}{key}/"
-            names = [one.name for one in self._objects.list(directory)]
+            names = [item.name for item in self._objects.list(directory)]
             # This process may have been paused for long: somebody may need the step again since.
             self._refresh()
             if key not in self._index.removing:
@@ -329,15 +329,15 @@ class StoreTarget:
     def _sweep(self) -> None:
         """Delete the objects of steps that no version names and that are as old as what retention lets go."""
         by_key: dict[str, list[Any]] = {}
-        for one in self._objects.list(STEPS):
-            by_key.setdefault(one.name.removeprefix(STEPS).partition("/")[0], []).append(one)
+        for item in self._objects.list(STEPS):
+            by_key.setdefault(item.name.removeprefix(STEPS).partition("/")[0], []).append(item)
         now = self._published_at
-        for key, found in by_key.items():
+        for key, objects in by_key.items():
             is_named = key in self._index.steps or key in self._index.removing or key in self._sealed
-            age = 0.0 if now is None else now - max(one.modified for one in found)
+            age = 0.0 if now is None else now - max(item.modified for item in objects)
             if not is_named and age >= max(self._retention.grace, SWEEP_EVERY):
                 names = sorted(
-                    (one.name for one in found), key=lambda name: not name.endswith(f"/{MANIFEST}")
+                    (item.name for item in objects), key=lambda name: not name.endswith(f"/{MANIFEST}")
                 )
                 self._objects.delete(names[:1])
                 self._objects.delete(names[1:])

@@ -188,8 +188,8 @@ class EarlyReader(PieceReader):
 
     def _snapshot(self, held: _Held | None, now: float) -> EarlySnapshot:
         attempts = tuple(
-            SeenAttempt(key, one.notes or (), None if one.changed_at is None else now - one.changed_at)
-            for key, one in self._attempts.items()
+            SeenAttempt(key, seen.notes or (), None if seen.changed_at is None else now - seen.changed_at)
+            for key, seen in self._attempts.items()
         )
         free = self._stage.free() if attempts and held is None else 0
         held_now = self._held_now(held, now) if held else None

@@ -150,8 +150,8 @@ class FilesSender(WeightSender):
     def _reads(self) -> set[str]:
         """Return what explorers take beside steps that are stored whole, by what the last heartbeat has read."""
         explorers = self._client.explorers.last().values() if self._client else ()
-        living = (one for one in explorers if one.status is not RunningStatus.STOPPED)
-        return {name for one in living for name in one.reads}
+        living = (explorer for explorer in explorers if explorer.status is not RunningStatus.STOPPED)
+        return {name for explorer in living for name in explorer.reads}
 
     def _release(self) -> None:
         """Let the step go that the last one is stored as changes of: no save is in flight."""
