@@ -24,7 +24,7 @@ class DeltaHeader:
     encoding: str  # name of the encoding of the changed elements
     changed: int  # number of changed words, the elements of tensors
     elements: int  # number of words of all shard files that it makes
-    root_before: str = ""  # the root of the parent's shard files (`roots.step_root`)
+    root_before: str = ""  # the root of the parent's shard files (`tile_digests.step_root`)
     root_after: str = ""
     shards: tuple[FileRecord, ...] = ()  # the records of the shard files that it makes
     # The records of the files beside them. What this step does not store, it has from its parent.

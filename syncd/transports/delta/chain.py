@@ -187,7 +187,7 @@ class Chain:
 
 
 class _StreamReader:
-    """Reads the streams of one link of one file, frame after frame; `links` of that file are read beside each other."""
+    """Reads the streams of one link of a file, frame after frame; `links` of the file are read beside each other."""
 
     def __init__(self, disk: Disk, link: _Link, links: int) -> None:
         self._disk, self.link = disk, link

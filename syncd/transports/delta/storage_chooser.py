@@ -79,7 +79,7 @@ class StorageChooser:
         self._helper.shutdown()
 
     def next_storage(self, step: int, shares: Sequence[ShareState], must_be_whole: str) -> Storage:
-        """Return how a step is stored; log a change. `must_be_whole` says why the caller needs it whole, if it does."""
+        """Return how a step is stored; log a change. `must_be_whole`: why the caller needs it whole, if it does."""
         try:
             storage = choose_storage(self._facts(shares, must_be_whole))
         except (SyncdError, OSError) as error:
