@@ -5,6 +5,7 @@ python tests/targets.py due                                     print what is du
 """
 
 import argparse
+import ast
 import json
 import subprocess
 import sys
@@ -84,10 +85,46 @@ def _reason(place: Path, run: dict[str, str | bool] | None, paths: list[str]) ->
 
 
 def changes(place: Path, commit: str, paths: list[str]) -> list[str] | None:
-    """Return which files differ from a commit, new ones included; None if there is no such commit."""
+    """Return which files differ from a commit, new ones included; None if there is no such commit.
+
+    A module of which only comments and docstrings differ does not count.
+    """
     tracked = git(place, "diff", "--name-only", commit, "--", *paths)
+    if tracked is None:
+        return None
     new = git(place, "ls-files", "--others", "--exclude-standard", "--", *paths)
-    return None if tracked is None else [*tracked.splitlines(), *(new or "").splitlines()]
+    top = git(place, "rev-parse", "--show-toplevel")
+    names = [name for name in tracked.splitlines() if not _is_same_code(Path(f"{top}/{name}"), commit, name)]
+    return [*names, *(new or "").splitlines()]
+
+
+def _is_same_code(file: Path, commit: str, name: str) -> bool:
+    if file.suffix != ".py" or not file.exists():
+        return False
+    before = git(file.parent, "show", f"{commit}:{name}")
+    try:
+        return before is not None and _code(before) == _code(file.read_text())
+    except SyntaxError:
+        return False
+
+
+def _code(text: str) -> str:
+    """Return what a module's code parses to, without docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list):
+                setattr(node, field, [each for each in statements if not _is_docstring(each)])
+    return ast.dump(tree)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def git(place: Path, *arguments: str) -> str | None:

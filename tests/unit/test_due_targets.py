@@ -51,6 +51,24 @@ def test_a_target_is_due_until_it_passes_and_when_what_it_tests_has_changed(repo
     assert "not committed" in targets.due(place)[0]
 
 
+def test_a_module_of_which_only_docstrings_and_comments_changed_is_not_due(repository, monkeypatch):
+    place, git = repository
+    module = place.parent / "new" / "module.py"
+    module.parent.mkdir()
+    module.write_text('"""About."""\n\n\ndef one():\n    """Return one."""\n    return 1\n')
+    git("add", "-A")
+    git("commit", "-qm", "a module")
+    ran(place, monkeypatch, 0)
+    module.write_text("# A comment.\ndef one():\n    return 1\n")
+    assert targets.due(place) == []
+    module.write_text("def one():\n    return '1'\n")
+    assert "module.py changed" in targets.due(place)[0]
+    module.write_text("def one(:")
+    assert "module.py changed" in targets.due(place)[0], "also what does not parse"
+    module.unlink()
+    assert "module.py changed" in targets.due(place)[0]
+
+
 def test_a_part_of_a_target_is_not_recorded(repository, monkeypatch):
     place, _ = repository
     ran(place, monkeypatch, 0, "--partial")
