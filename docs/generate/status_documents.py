@@ -156,6 +156,8 @@ class GivenUp(TypedDict):
     """Why the engine did not load it."""
     refused: bool
     """Whether the engine can never load it."""
+    generation: int | None
+    """Generation of the version; null if the follower does not say."""
 
 
 @with_config(STRICT)

@@ -115,6 +115,7 @@ class EngineLoader:
         except (UsageError, ConfigError):
             raise
         except UnfitEngineError as error:
+            self._leave_gate()
             self.results.publish()
             return TurnOutcome("failed", pair, str(error))  # the version is as good as any
         except (SyncdError, OSError) as error:

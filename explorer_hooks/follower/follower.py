@@ -73,6 +73,7 @@ class Follower(Closing):
         self._policy, self._stop = policy_of(self.options), stop
         self._versions = KnownVersions(client)
         self._reporter = Reporter(client, listener, Readiness(self.options.ready_file, client.clock))
+        self._storage_problem = ""  # why the job cannot be read now, as it was reported
         self._gates = open_gates(client, self.options)
         self._fetcher = Fetcher(
             client, hook, self.options, self._is_stopped, self._reporter.event, self._gates.reads
@@ -259,7 +260,7 @@ class Follower(Closing):
             try:
                 outcome = self.turn(_TURN)
             except StorageError as error:
-                self._reporter.event("error", "storage_failed", reason=str(error), hint=error.hint)
+                self._note_storage_problem(str(error))
                 outcome = TurnOutcome("nothing", reason=str(error))
             if outcome.kind != "nothing":
                 hear(outcome)
@@ -288,12 +289,21 @@ class Follower(Closing):
             if ask and self._engine.is_reachable:
                 return self._await_answer(timeout)
             version = self.client.wait_for(self._next, timeout)
-        except TimedOutError:
+        except TimedOutError as error:
+            problem = str(error.__cause__ or "")
+            self._note_storage_problem(problem)
             if self._engine.is_reachable:
-                return TurnOutcome("nothing", reason="no version was due in time")
+                return TurnOutcome("nothing", reason=problem or "no version was due in time")
             return TurnOutcome("unreachable", reason=self._engine.reason)
         assert version is not None
+        self._note_storage_problem("")
         return version
+
+    def _note_storage_problem(self, problem: str) -> None:
+        """Report that the job cannot be read, once until it can: no version reaches the engine meanwhile."""
+        if problem and problem != self._storage_problem:
+            self._reporter.event("error", "storage_failed", reason=problem)
+        self._storage_problem = problem
 
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:
         version = self._next()

@@ -21,7 +21,7 @@ from syncd.errors import (
     TryAgainError,
 )
 from syncd.protocol.disk import Clock
-from syncd.protocol.engine_state import EngineState, GivenUp, Proof
+from syncd.protocol.engine_state import GIVEN_UP, EngineState, GivenUp, Proof
 from syncd.protocol.rolling import GATE, AtGate
 from syncd.protocol.version import Pair, label_of
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
@@ -163,9 +163,9 @@ class LoadResults:
         self, pair: Pair, reason: str, *, refused: bool = False, is_given_up: bool = True
     ) -> None:
         report, digest = self._reporter.report, self._versions.digest_of(pair)
-        self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused), pair
+        self._trouble, self._troubled = GivenUp(pair[1], digest, reason, refused, pair[0]), pair
         given_up = (*report.given_up, self._trouble) if is_given_up else report.given_up
-        self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up)
+        self._reporter.report = replace(report, failures=report.failures + 1, given_up=given_up[-GIVEN_UP:])
 
     def _publish_event(self, level: str, name: str, event: Mapping[str, Any]) -> None:
         self.publish()

@@ -23,6 +23,7 @@ class Reporter:
 
     def __init__(self, client: Client, listener: EventListener | None, ready: "Readiness") -> None:
         self._client, self._listener, self.ready = client, listener, ready
+        ready.problem = lambda error: self.event("warning", "ready_file_failed", reason=str(error))
         self.report = EngineReport(since=client.clock.time())
         self.applied: Pair | None = None  # the version that the presence names as running
 
@@ -85,12 +86,15 @@ class Readiness:
     """Which version the engine is ready to serve, and that the follower's thread works.
 
     The ready file, for load balancers, exists while there is such a version. It holds the version and the time of the
-    last heartbeat. At the start a stale one is removed.
+    last heartbeat. At the start a stale one is removed. If it cannot be written or removed, `problem` hears why, and
+    beats try it again.
     """
 
     def __init__(self, path: str | None, clock: Clock) -> None:
         self._path, self._clock = path, clock
+        self.problem: Callable[[OSError], None] = lambda _: None
         self._lock = threading.Lock()
+        self._is_written = True  # whether the file says what it should
         self.served: str | None = None  # the label of the version; None if the engine is not ready
         self._beat = clock.monotonic()
         self._written = float("-inf")
@@ -103,21 +107,31 @@ class Readiness:
     def show(self, label: str | None) -> None:
         with self._lock:
             before, self.served = self.served, label
-            if label is None and before is not None:
-                self._remove()
-            elif label is not None and label != before:
-                self._write(label)
+            if label != before:
+                self._update()
         self.beat()
 
     def beat(self) -> None:
         """Note that the follower's thread works; every few seconds write that into the file too. Never raises."""
         self._beat = self._clock.monotonic()
-        with self._lock, contextlib.suppress(OSError):
-            if self.served is not None and self._beat - self._written >= HEARTBEAT:
-                self._write(self.served)
+        with self._lock:
+            is_due = self.served is not None or not self._is_written
+            if is_due and self._beat - self._written >= HEARTBEAT:
+                self._update()
+
+    def _update(self) -> None:
+        """Write the file, or remove it while the engine serves no version."""
+        was_written, self._written = self._is_written, self._clock.monotonic()
+        try:
+            self._remove() if self.served is None else self._write(self.served)
+        except OSError as error:
+            self._is_written = False
+            if was_written:
+                self.problem(error)
+        else:
+            self._is_written = True
 
     def _write(self, label: str) -> None:
-        self._written = self._clock.monotonic()
         if self._path is None:
             return
         temporary = f"{self._path}.{os.getpid()}.tmp"

@@ -1,7 +1,9 @@
 """Parts of the daemon: what other packages do in each of its ticks, under its term."""
 
+import errno
 from typing import TYPE_CHECKING, Any, Protocol
 
+from syncd.errors import StorageError
 from syncd.registered import DAEMON_PARTS, registered
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class DaemonParts:
         self._parts: Mapping[str, DaemonPart] = {
             name: kind.load().open(job, clock, leader, reporter) for name, kind in kinds
         }
+        self._unwritten: StorageError | OSError | None = None
 
     @property
     def every(self) -> float:
@@ -49,6 +52,18 @@ class DaemonParts:
             part.begin_term()
 
     def act(self, snapshot: "Snapshot", config: "DaemonConfig") -> "Snapshot":
+        """Let each part act. On a full disk a part cannot write, but the daemon must still make room."""
         for name, part in self._parts.items():
-            snapshot = part.act(snapshot, config.parts.get(name))
+            try:
+                snapshot = part.act(snapshot, config.parts.get(name))
+            except (StorageError, OSError) as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._unwritten = error
         return snapshot
+
+    def require_written(self) -> None:
+        """Raise what kept a part from writing since the last call."""
+        error, self._unwritten = self._unwritten, None
+        if error is not None:
+            raise error

@@ -225,12 +225,14 @@ class Scanner:
         )
 
     def _wave(self) -> Wave | None:
-        """Return the wave; a damaged one is as none, since the leader writes it anew."""
+        """Return the wave; a damaged one admits nobody, until the leader writes it anew or removes it."""
         try:
             return read_wave(self._job)
         except ProtocolTooNewError:
             raise
-        except (CorruptDataError, PermissionError):
+        except CorruptDataError:
+            return Wave()
+        except PermissionError:
             return None
 
     def _free(self) -> int | None:

@@ -161,6 +161,7 @@ class Daemon:
         self.found_news = self.snapshot.marker != before.marker
         self._run_parts()
         self._act(before)
+        self.parts.require_written()
         self.leader.beat()
         self.leader.on_progress()
         return self._interval()

@@ -12,6 +12,7 @@ from typing import Any
 from syncd.errors import CorruptDataError
 from syncd.protocol.documents import MAX_INTEGER, Fields
 from syncd.protocol.presence import Presence, RunningStatus
+from syncd.protocol.version import Pair
 
 GIVEN_UP = 8  # how many given-up versions a presence names, the newest ones
 UNSEEN = 64  # how many kinds of unseen tensors a presence names
@@ -87,6 +88,11 @@ class GivenUp:
     digest: str  # the digest of its manifest
     reason: str
     refused: bool  # whether it was refused before the engine was touched; else its load or its proof failed
+    generation: int | None = None  # of the version; None if the follower does not say
+
+    def is_of(self, pair: Pair, digest: str) -> bool:
+        same_content = (self.step, self.digest) == (pair[1], digest)
+        return same_content and self.generation in (None, pair[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +179,7 @@ def _given_up(fields: Fields) -> GivenUp:
         fields.text("digest")[:_LONGEST],
         fields.text("reason")[:_LONGEST],
         fields.flag("refused"),
+        fields.integer("generation") if fields.document.get("generation") is not None else None,
     )
 
 

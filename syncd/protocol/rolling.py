@@ -46,6 +46,7 @@ class Admission:
     since: float = 0.0  # seconds since the epoch on the clock of the daemon that wrote it last
     # Whether it counts nowhere, since the engine runs no version: it holds only while that is so.
     free: bool = False
+    incarnation: str = ""  # of the explorer's presence: another one is a process that has read nothing yet
 
     @property
     def pair(self) -> Pair:
@@ -82,6 +83,7 @@ class Wave:
     admitted: Mapping[str, Admission] = field(default_factory=dict)  # by explorer
     # Explorers whose admission was withdrawn, with when: each may have read it before, so it keeps a slot a while.
     leaving: Mapping[str, float] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()  # explorers that ended, with their engine, while they tested the candidate
     waiting: tuple[str, ...] = ()  # the explorers that come next, in order
     why: str = ""  # why the first of them waits
     old: tuple[str, ...] = ()  # explorers that do not wait for the wave

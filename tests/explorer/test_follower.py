@@ -779,7 +779,12 @@ class Meddling(LocalDisk):
 
     def __init__(self):
         self.meddle = None
-        self.full = ""
+        self.full = self.unreadable = ""
+
+    def read(self, path, *limit):
+        if self.unreadable and path.endswith(self.unreadable):
+            raise OSError(5, "Input/output error", path)
+        return super().read(path, *limit)
 
     def read_at(self, path, offset, length):
         if path.endswith(".safetensors") and self.meddle is not None:
@@ -925,6 +930,56 @@ def test_heartbeats_continue_during_a_long_load(scene, monkeypatch):
 
 
 # --- readiness --------------------------------------------------------------------------------------------------
+
+
+def test_a_ready_file_that_cannot_be_written_ends_no_follower_and_is_written_later(scene, tmp_path):
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "ready"
+    follower = scene.follow(ready_file=str(path))
+    scene.publish(1)
+    applied(follower, 1)
+    shutil.rmtree(tmp_path / "run")
+    scene.publish(2)
+    applied(follower, 2)
+    serves(scene, 2)
+    assert scene.names().count("ready_file_failed") == 1
+    assert follower.may_work()
+    (tmp_path / "run").mkdir()
+    follower._reporter.ready._written = float("-inf")  # a heartbeat later
+    follower.turn(timeout=0)
+    assert path.read_text().split()[0] == "1.2"
+
+
+def test_a_version_file_that_cannot_be_read_is_reported_once_and_the_follower_goes_on(scene):
+    disk = Meddling()
+    follower = meddled(scene, disk)
+    scene.publish(1)
+    applied(follower, 1)
+    disk.unreadable = "version.json"
+    for _ in range(3):
+        outcome = follower.turn(timeout=SHORT)
+        assert outcome.kind == "nothing"
+        assert "Input/output error" in outcome.reason
+    assert scene.names().count("storage_failed") == 1
+    disk.unreadable = ""
+    scene.publish(2)
+    applied(follower, 2)
+    disk.unreadable = "version.json"
+    follower.turn(timeout=SHORT)
+    assert scene.names().count("storage_failed") == 2
+
+
+def test_a_presence_and_its_follower_remember_the_newest_versions_that_were_given_up(scene):
+    follower = scene.follow(retries=0)
+    scene.engine.fails["prepare"] = 99
+    for step in range(1, 12):
+        scene.publish(step)
+        assert follower.turn(timeout=LONG).kind == "refused"
+    given_up = engine_report_of(scene.presence().info).given_up
+    assert [(version.generation, version.step) for version in given_up] == [
+        (1, step) for step in range(4, 12)
+    ]
+    assert len(follower._reporter.report.given_up) == 8
 
 
 def test_the_ready_file_exists_only_while_the_engine_may_work(scene, tmp_path):

@@ -202,10 +202,12 @@ class FleetOfProcesses:
             most = max(most, len(paused))
         return most
 
-    def loaders(self, step):
-        """Return the engines that have begun to load a step, in any generation."""
+    def loaders(self, step, generation=None):
+        """Return the engines that have begun to load a step, in any generation unless one is given."""
         loads = [line for line in read_log(self.log) if line["what"] in ("pause", "start")]
-        return {line["engine"] for line in loads if line["label"].split(".")[1] == str(step)}
+        labels = [(line["engine"], *line["label"].split(".")[:2]) for line in loads]
+        wanted = str(step), generation and str(generation)
+        return {engine for engine, of, number in labels if number == wanted[0] and wanted[1] in (None, of)}
 
     def syncd(self, *arguments):
         command = [sys.executable, "-P", "-m", "syncd", *arguments]

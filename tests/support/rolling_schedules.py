@@ -9,6 +9,7 @@ may be bad. What is checked all the time:
 1. While somebody leads, no more units pause than the wave allows. Those that have gone alone are counted apart, and
    are no more either: a new leader does not see at once who has.
 2. A bad version reaches at most as many engines as are canaries or stop it.
+   A deadly one, which ends each engine and its follower (`deadly`), is stopped after as few.
 3. Nobody is admitted to a stopped version, or begins to load it once all can know.
 4. Once the faults end, all engines come to run the newest good version.
 """
@@ -65,6 +66,7 @@ class Follower:
     dead_until: float | None = None
     died: float = -1e9
     broken: bool = False
+    incarnation: int = 1
     beat: tuple = (0, 0)
     beaten: float = 0.0
     loading_since: dict = field(default_factory=dict)
@@ -89,8 +91,9 @@ class Fleet:
     """One schedule."""
 
     def __init__(
-        self, seed, rules=RULES, *, faults=True, interval=None, policy=None, count=None, publish_until=None
-    ):
+        self, seed, rules=RULES, *, faults=True, interval=None, policy=None, count=None, publish_until=None,
+        deadly=0.0,
+    ):  # fmt: skip
         self.random, self.seed, self.rules = random.Random(seed), seed, rules
         chance = self.random
         self.count = count or chance.randint(1, 9)
@@ -117,6 +120,13 @@ class Fleet:
         self.step, self.generation, self.next_publish = 0, 1, 0.0
         self.bad = {step for step in range(1, 200) if faults and chance.random() < 0.15}
         self.spoiled, self.excused, self.stopped_at = {}, {}, {}
+        apart = random.Random(-1 - seed)
+        if (
+            deadly
+        ):  # whoever has died counts as late before it counts as dead if patience is shorter than that takes
+            self.policy = replace(self.policy, patience=60.0)
+        self.deadly = {step for step in range(1, 200) if apart.random() < deadly}
+        self.killed = {}
         self.counts = {
             "loads": 0,
             "stops": 0,
@@ -220,6 +230,7 @@ class Fleet:
         before = daemon.wave or inherited(self.wave, self.now)
         fleet = self.rules.Fleet(
             engines=tuple(self._living()),
+            ended=tuple(self._ended()),
             published=self.published,
             last_good=self.last_good,
             by_rollback=self.by_rollback,
@@ -265,6 +276,13 @@ class Fleet:
             if self.now - before[1] < TTL:
                 yield engine
 
+    def _ended(self):
+        """Return what those said last whose presences the daemon takes for dead."""
+        for name, (beaten, engine) in self._read_presences(self.lag).items():
+            before = self.seen.get(name)
+            if before is not None and before[0] == beaten and self.now - before[1] >= TTL:
+                yield engine
+
     def _read_presences(self, lag):
         wanted = self.now - lag
         at_least = [item for item in self.presences if item[0] <= wanted]
@@ -278,7 +296,7 @@ class Fleet:
             self.wave.stopped_pairs if self.wave else ()
         )
         if self.faults and self.step > 3 and self.random.random() < 0.06:
-            good = [step for step in range(1, self.step) if step not in self.bad]
+            good = [step for step in range(1, self.step) if step not in self.bad | self.deadly]
             back = (
                 self.published.step
                 if stopped and self.random.random() < 0.5
@@ -298,6 +316,7 @@ class Fleet:
         if not follower.alive:
             if self.now >= follower.dead_until:
                 follower.dead_until, follower.gave_up, follower.beaten = None, {}, self.now
+                follower.incarnation += 1
             return
         if follower.loading is not None:
             if self.now >= follower.ends:
@@ -309,7 +328,7 @@ class Fleet:
         if (wave.term, wave.beat) != follower.beat:
             follower.beat, follower.beaten = (wave.term, wave.beat), self.now
         pair = self.rules.target(wave, follower.name, self.published.pair, follower.applied)
-        if pair is None or pair == follower.applied or (pair[1], f"digest {pair[1]}") in follower.gave_up:
+        if pair is None or pair == follower.applied or (*pair, f"digest {pair[1]}") in follower.gave_up:
             return
         admitted = self.rules.is_admitted(wave, follower.name, pair, follower.applied)
         alone = (
@@ -354,13 +373,18 @@ class Fleet:
         follower.ends = self.now + self.random.uniform(*self.load) * slow
 
     def _finish(self, follower):
-        pair, follower.loading = follower.loading, None
+        pair = follower.loading
+        if pair[1] in self.deadly:
+            self.killed.setdefault(pair, set()).add(follower.name)
+            self._kill(follower)
+            return
+        follower.loading = None
         is_bad = pair[1] in self.bad
         if is_bad:
             self.spoiled.setdefault(pair, set()).add(follower.name)
         fails = self.faults and self.now < self.calm and follower.broken and self.random.random() < 0.5
         if is_bad or fails:
-            follower.gave_up = {**follower.gave_up, (pair[1], f"digest {pair[1]}"): "other weights"}
+            follower.gave_up = {**follower.gave_up, (*pair, f"digest {pair[1]}"): "other weights"}
             return  # it goes back to what it served
         follower.applied, follower.serves = pair, True
 
@@ -374,7 +398,7 @@ class Fleet:
                 continue
             engine = self.rules.Engine(
                 follower.name, follower.unit, follower.applied, is_proven=follower.serves, serves=follower.serves,
-                paused_for=follower.loading, gave_up=follower.gave_up,
+                paused_for=follower.loading, gave_up=follower.gave_up, incarnation=str(follower.incarnation),
             )  # fmt: skip
             now[follower.name] = (self.now, engine)
         self.presences.append((self.now, now))
@@ -396,6 +420,9 @@ class Fleet:
                 count = len(names - self.excused.get(id(names), set()))
                 if count > self.policy.canaries + self.policy.wrong:
                     self._fail(f"{pair} is bad and spoiled {count} engines")
+            for pair, names in self.killed.items():
+                if len(names) > self.policy.canaries + max(self.policy.wrong, 2):
+                    self._fail(f"{pair} is deadly and ended {sorted(names)}")
 
     def _check_paused(self):
         somebody_leads = self.leader is not None and self.leader.paused_until <= self.now
@@ -442,10 +469,10 @@ class Fleet:
         published, living = self.published, [item for item in self.followers if item.alive]
         if published is None:
             return ""  # nobody led while versions were written
-        if published.pair in self.stopped_at or published.step in self.bad:
+        if published.pair in self.stopped_at or published.step in self.bad | self.deadly:
             wrong = [item.name for item in living if item.applied and item.applied[1] in self.bad]
             return f"{wrong} run a bad version" if wrong else ""
-        key = (published.step, published.digest)
+        key = (*published.pair, published.digest)
         behind = [
             item.name
             for item in living
@@ -464,11 +491,15 @@ class Fleet:
             self._fail(f"{text}: {self.wave}")
 
 
-def search(seeds, rules=RULES):
-    """Run schedules, and return what happened in them; raises at the first broken promise."""
+def search(seeds, rules=RULES, *, deadly=0.0):
+    """Run schedules, and return what happened in them; raises at the first broken promise.
+
+    Args:
+        deadly: The share of versions that end whatever loads them.
+    """
     totals = {"schedules": 0}
     for seed in seeds:
-        fleet = Fleet(seed, rules).run(220.0)
+        fleet = Fleet(seed, rules, deadly=deadly).run(220.0)
         a_load = fleet.load[1] + fleet.lag + 2
         fleet.finish(fleet.calm + 160.0 + TTL + 3 * (fleet.count + 3) * a_load + fleet.policy.patience)
         for name, count in (*fleet.counts.items(), ("schedules", 1)):

@@ -63,12 +63,13 @@ class RollingGate:
 
     def _other(self, wave: Wave, presence: Presence, now: float) -> Other:
         report, approved = engine_report_of(presence.info), wave.approved
-        given_up = {(version.step, version.digest) for version in report.given_up} if report else set()
+        given_up = report.given_up if report else ()
         name = presence.identity
         return Other(
             name=name,
             unit=unit_of(presence, wave.unit),
             applied=presence.applied,
             is_loading=self._loading.silent_for(name, now) < wave.patience,
-            has_given_up=approved is not None and (approved.step, approved.digest) in given_up,
+            has_given_up=approved is not None
+            and any(version.is_of(approved.pair, approved.digest) for version in given_up),
         )

@@ -19,7 +19,15 @@ MOST_STOPPED = 16
 """Stopped versions that the wave remembers, the newest ones; one that engines run or may be given stays."""
 
 MOST_WAITING = 64  # explorers that the wave names as waiting, or as not waiting for it
+
+MOST_ADMITTED = 1024
+"""Explorers that hold an admission at once: followers read no larger document than 1 MiB."""
+
+AT_LEAST_LOST = 2
+"""Engines that must have ended in a test for that to stop the version: one may have ended for any reason."""
+
 Key = tuple[int, str]  # (step, digest): the content of a version
+GivenUpKey = tuple[int | None, int, str]  # the generation, None if the follower does not say it, with that
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,20 @@ class Engine:
     is_proven: bool = False  # whether it has proven that
     serves: bool = False  # whether it has work to lose: it runs a version, and answers
     paused_for: Pair | None = None  # what it loads now
-    gave_up: Mapping[Key, str] = field(default_factory=dict)  # why, by version
+    gave_up: Mapping[GivenUpKey, str] = field(default_factory=dict)  # why, by version
     waits: bool = True  # whether it waits for the wave
+    incarnation: str = ""  # of its explorer's process
 
-    def has_given_up(self, version: GoodVersion) -> bool:
-        return (version.step, version.digest) in self.gave_up
+    def runs(self, version: GoodVersion) -> bool:
+        return self.applied == version.pair and self.serves
+
+    def has_given_up(self, version: GoodVersion | Admission) -> bool:
+        return self.why_not(version) is not None
+
+    def why_not(self, version: GoodVersion | Admission) -> str | None:
+        """Return why it gave a version up: the same step of another generation is tried again."""
+        keys = ((generation, version.step, version.digest) for generation in (version.generation, None))
+        return next((self.gave_up[key] for key in keys if key in self.gave_up), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +84,7 @@ class Fleet:
     )
     by_rollback: bool = False  # whether an operator went back to what is published
     readable: frozenset[Key] = frozenset()  # the steps that are complete and not in quarantine
+    ended: tuple[Engine, ...] = ()  # what explorers said last that have stopped or died
 
     def can_read(self, version: GoodVersion) -> bool:
         return (version.step, version.digest) in self.readable
@@ -85,6 +103,7 @@ def admit(fleet: Fleet, policy: Policy, before: Wave, now: float, *, chooses: bo
         approved=test.approved,
         by_word=test.approved is not None and _is_by_word(fleet, test.approved),
         stopped=test.stopped,
+        lost=test.lost if test.candidate == before.candidate else (),
         old=tuple(engine.name for engine in fleet.engines if not engine.waits)[:MOST_WAITING],
         limit=policy.limit(len(units), goes_back=test.is_vouched_for and test.approved == fleet.published),
         unit=policy.unit,
@@ -101,6 +120,7 @@ class _Test:
 
     def __init__(self, fleet: Fleet, policy: Policy, before: Wave, now: float) -> None:
         self._fleet, self._policy, self._before, self._now = fleet, policy, before, now
+        self.lost = _lost(fleet, before)
         self.stopped = self._stopped()
         self._pairs = frozenset(version.pair for version in self.stopped)
         self.is_vouched_for = self._is_vouched_for()
@@ -124,21 +144,25 @@ class _Test:
         return able[: self._policy.canaries]
 
     def _stopped(self) -> tuple[StoppedVersion, ...]:
-        """Return the stopped versions: a version in test is stopped by as many engines as `wrong` that gave it up."""
+        """Return the stopped versions, with those in test that too many engines have given up or ended over."""
         stopped = self._before.stopped
         stopped_pairs = {version.pair for version in stopped}
         for version in filter(None, (self._before.candidate, self._fleet.published)):
-            reasons = _against(self._fleet, version)
-            if (
-                len(reasons) >= self._policy.wrong
-                and version.pair not in stopped_pairs
-                and not self._has_passed(version)
-            ):
-                engines = "engine" if len(reasons) == 1 else "engines"
-                reason = f"{len(reasons)} {engines} gave it up: {reasons[0]}"
+            reason = self._why_stopped(version)
+            if reason and version.pair not in stopped_pairs and not self._has_passed(version):
                 stopped = (*stopped, StoppedVersion(*version.pair, version.digest, reason))
                 stopped_pairs.add(version.pair)
         return self._remembered(sorted(stopped, key=lambda version: version.pair))
+
+    def _why_stopped(self, version: GoodVersion) -> str:
+        """Return why a version must be stopped, empty if it need not: `wrong` engines gave it up, or two ended."""
+        reasons = _against(self._fleet, version)
+        lost = len(self.lost) if version == self._before.candidate else 0
+        if reasons and len(reasons) >= self._policy.wrong:
+            return f"{_counted(len(reasons))} gave it up: {reasons[0]}"
+        if lost and len(reasons) + lost >= max(self._policy.wrong, AT_LEAST_LOST):
+            return f"{_counted(len(reasons) + lost)} gave it up or ended while loading it"
+        return ""
 
     def _remembered(self, stopped: list[StoppedVersion]) -> tuple[StoppedVersion, ...]:
         """Return the newest stopped versions, and of the others those that engines run or would be given again."""
@@ -149,7 +173,11 @@ class _Test:
 
     def _has_passed(self, version: GoodVersion) -> bool:
         """Return whether canaries have shown it to be good: then an engine that gives it up is itself at fault."""
-        return 0 < self._policy.canaries <= _shown(self._fleet, version)
+        if not self._policy.canaries:
+            return False
+        is_vouched = self._fleet.by_rollback and version == self._fleet.published
+        is_approved = version == self._before.approved and not is_vouched
+        return is_approved or _shown(self._fleet, version) >= self._policy.canaries
 
     def _is_vouched_for(self) -> bool:
         """Return whether an operator vouches for what is published: not for one that canaries have stopped before."""
@@ -185,7 +213,8 @@ class _Test:
             return engine.serves
         slot = self._before.admitted.get(engine.name)
         is_late = slot is not None and self._now - slot.since >= self._policy.patience
-        return engine.waits and not is_late and not engine.has_given_up(version)
+        is_lost = engine.name in self.lost and version == self._before.candidate
+        return engine.waits and not is_late and not is_lost and not engine.has_given_up(version)
 
     def _needed(self, version: GoodVersion) -> int:
         """Return how many canaries must run a version: all engines, where there are fewer that can."""
@@ -227,18 +256,41 @@ class _Test:
 
 
 def _against(fleet: Fleet, version: GoodVersion) -> list[str]:
-    """Return why engines have given a version up that they do not serve."""
-    key = (version.step, version.digest)
-    return [
-        engine.gave_up[key]
-        for engine in fleet.engines
-        if key in engine.gave_up and (engine.applied != version.pair or not engine.serves)
-    ]
+    """Return why engines have given a version up that they do not serve, those that ended over it too."""
+    reasons = [engine.why_not(version) for engine in fleet.engines if not engine.runs(version)]
+    reasons += [engine.why_not(version) for engine in fleet.ended]
+    return [reason for reason in reasons if reason is not None]
+
+
+def _lost(fleet: Fleet, before: Wave) -> tuple[str, ...]:
+    """Return the explorers that ended, with their engine, while they held a slot for the version in test.
+
+    One that is there again counts until its engine runs the version.
+    """
+    candidate, living = before.candidate, {engine.name: engine for engine in fleet.engines}
+    if candidate is None:
+        return ()
+    died = {engine.name for engine in fleet.ended if engine.paused_for == candidate.pair}
+    slots = {name: slot for name, slot in before.admitted.items() if slot.pair == candidate.pair}
+    ended = {name for name, slot in slots.items() if _has_ended(living.get(name), slot, is_dead=name in died)}
+    names = sorted({*before.lost, *ended})
+    return tuple(name for name in names if name not in living or not living[name].serves)
+
+
+def _has_ended(engine: Engine | None, slot: Admission, *, is_dead: bool) -> bool:
+    """Return whether the holder of a slot died in its load, or is another process whose engine runs nothing."""
+    if engine is None:
+        return is_dead
+    return bool(slot.incarnation) and engine.incarnation != slot.incarnation and not engine.serves
+
+
+def _counted(engines: int) -> str:
+    return f"{engines} engine" if engines == 1 else f"{engines} engines"
 
 
 def _shown(fleet: Fleet, version: GoodVersion) -> int:
     """Return how many engines run a version, each after a proof where there was something to prove it by."""
-    return sum(engine.applied == version.pair and engine.serves for engine in fleet.engines)
+    return sum(engine.runs(version) for engine in fleet.engines)
 
 
 def _is_by_word(fleet: Fleet, version: GoodVersion) -> bool:
@@ -274,13 +326,16 @@ class _Slots:
         waiting = []
         for name, version in wanted.items():
             engine = self._by_name[name]
-            if name in self._admitted:
+            if name in self._admitted or self._needs_no_slot(engine, version):
                 continue
             # Where more are taken than may be, a unit that is among them gets no further slot either.
-            if engine.serves and len(taken | {engine.unit}) > self._wave.limit:
+            is_taken = engine.serves and len(taken | {engine.unit}) > self._wave.limit
+            if is_taken or len(self._admitted) >= MOST_ADMITTED:
                 waiting.append(name)
                 continue
-            self._admitted[name] = Admission(*version.pair, version.digest, self._now, free=not engine.serves)
+            self._admitted[name] = Admission(
+                *version.pair, version.digest, self._now, not engine.serves, engine.incarnation
+            )
             if engine.serves:
                 taken.add(engine.unit)
         waiting += self._waits_for_canaries(wanted)
@@ -313,6 +368,10 @@ class _Slots:
         is_ahead = engine.applied is not None and engine.applied > version.pair
         return not is_ahead or engine.applied in self._wave.stopped_pairs
 
+    def _needs_no_slot(self, engine: Engine, version: GoodVersion) -> bool:
+        """Return whether its follower goes on by itself: it runs no version, and this one is approved."""
+        return engine.applied is None and version == self._wave.approved
+
     def _keep(self) -> None:
         """Keep the slots that are taken: each until its holder runs the version or gave it up.
 
@@ -329,10 +388,11 @@ class _Slots:
                 self._leaving[name] = self._now  # a free one holds only while its engine has no work to lose
         # Whoever has paused holds a slot, admitted or not: it may have gone on while nobody led.
         for engine in self._fleet.engines:
-            if engine.paused_for is not None and engine.name not in self._admitted:
-                self._admitted[engine.name] = Admission(
-                    *engine.paused_for, "", self._now, free=not engine.serves
-                )
+            if engine.paused_for is None or engine.name in self._admitted:
+                continue
+            slot = Admission(*engine.paused_for, "", self._now, not engine.serves, engine.incarnation)
+            if engine.serves or len(self._admitted) < MOST_ADMITTED:
+                self._admitted[engine.name] = slot
         for name, since in self._before.leaving.items():
             if 0 <= self._now - since < SETTLE:
                 self._leaving.setdefault(name, since)
@@ -340,14 +400,14 @@ class _Slots:
     def _still_held(self, engine: Engine, slot: Admission) -> Admission | None:
         if self._is_done(engine, slot):
             return None
-        if self._is_still_wanted(slot.pair):
-            return slot
+        if self._is_still_wanted(slot.pair) and engine.name not in self._wave.lost:
+            return replace(slot, incarnation=engine.incarnation)
         # It holds the slot until this load has ended.
         return replace(slot, digest="") if engine.paused_for == slot.pair else None
 
     def _is_withdrawn(self, engine: Engine, slot: Admission) -> bool:
         """Return whether a holder that has not used its slot up may read of it again."""
-        return (slot.step, slot.digest) in engine.gave_up or not self._is_done(engine, slot)
+        return engine.has_given_up(slot) or not self._is_done(engine, slot)
 
     def _is_done(self, engine: Engine, slot: Admission) -> bool:
         """Return whether the holder of a slot needs it no more."""
@@ -355,7 +415,7 @@ class _Slots:
             return engine.paused_for != slot.pair and not slot.digest
         is_there = engine.applied is not None and engine.applied >= slot.pair
         is_stopped = engine.applied != slot.pair and engine.applied in self._wave.stopped_pairs
-        has_ended = not slot.digest or (slot.step, slot.digest) in engine.gave_up
+        has_ended = not slot.digest or engine.has_given_up(slot)
         return (is_there and not is_stopped) or has_ended or (slot.free and engine.serves)
 
     def _is_still_wanted(self, pair: Pair) -> bool:

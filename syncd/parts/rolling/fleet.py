@@ -1,6 +1,7 @@
 """What a snapshot of the daemon says of a fleet: the input of `admit`."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from syncd.daemon.retention import is_quarantined
 from syncd.daemon.snapshot import Module, Snapshot
@@ -20,6 +21,7 @@ def fleet_of(snapshot: Snapshot, unit: str) -> Fleet:
     version = snapshot.version
     return Fleet(
         engines=tuple(_engines(snapshot.explorers, unit)),
+        ended=tuple(_ended(snapshot.explorers, unit)),
         published=_rolled(version) if version else None,
         last_good=version.last_good if version else None,
         by_rollback=version is not None and version.held_marker is not None,
@@ -44,6 +46,16 @@ def _engines(explorers: Mapping[str, Module], unit: str) -> Iterator[Engine]:
             yield engine_of_presence(name, explorers[name].presence, unit)
 
 
+def _ended(explorers: Mapping[str, Module], unit: str) -> Iterator[Engine]:
+    for name in sorted(explorers):
+        module, presence = explorers[name], explorers[name].presence
+        if not presence.problem and mirror_of_presence(presence) is None:
+            if presence.status is RunningStatus.STOPPED:  # it has finished what it loaded
+                yield replace(engine_of_presence(name, presence, unit), paused_for=None)
+            elif not module.alive:
+                yield engine_of_presence(name, presence, unit)
+
+
 def _has_engine(presence: Presence) -> bool:
     is_running = presence.status is not RunningStatus.STOPPED and not presence.problem
     return is_running and mirror_of_presence(presence) is None
@@ -60,8 +72,11 @@ def engine_of_presence(name: str, presence: Presence, unit: str) -> Engine:
         is_proven=_is_proven(presence, report),
         serves=presence.applied is not None and state not in _SERVES_NOTHING,
         paused_for=_paused_for(presence, state, waits=waits),
-        gave_up={(entry.step, entry.digest): entry.reason for entry in report.given_up} if report else {},
+        gave_up={(entry.generation, entry.step, entry.digest): entry.reason for entry in report.given_up}
+        if report
+        else {},
         waits=waits,
+        incarnation=presence.incarnation,
     )
 
 

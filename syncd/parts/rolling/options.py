@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from syncd.protocol.disk import Clock
     from syncd.protocol.layout import Job
 
-BROADCAST = "nccl"  # the `sync.method` under which weights reach explorers together, and none can wait
+BROADCASTS = ("nccl", "auto")  # under these a `sync.method` may send weights to all explorers together
 
 _COUNT = re.compile(r"\d{1,7}", re.ASCII)
 _SHARE = re.compile(r"(\d{1,3})%", re.ASCII)
@@ -49,9 +49,10 @@ class RollingPart:
         """
         sync = document.get("sync")
         method = sync.get("method") if isinstance(sync, Mapping) else None
-        if str(method).lower() == BROADCAST:
+        if str(method).lower() in BROADCASTS:
             raise ConfigError(
-                "[daemon.rolling] has no effect on a broadcast: it reaches all engines at once",
+                f'[daemon.rolling] has no effect on a broadcast, which sync.method = "{method}" may send: it reaches '
+                "all engines at once",
                 path=where,
                 hint='sync.method = "checkpoint", or remove [daemon.rolling]',
             )

@@ -68,6 +68,7 @@ def test_a_bad_version_reaches_one_engine_of_six_and_can_be_tried_again(fleet):
     again = fleet.syncd("rolling", fleet.root, "--resume")
     assert again.returncode == 0, again.stderr
     fleet.until(lambda: (2, bad) in read_wave(fleet.job).stopped_pairs, "canaries stop it again")
+    assert len(fleet.loaders(bad, generation=2)) == 1, "what the first canary gave up is tested again"
     assert len(fleet.loaders(bad)) <= 2
     fleet.reaches((1, good))
 

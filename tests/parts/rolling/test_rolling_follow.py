@@ -1,21 +1,27 @@
 """Followers and the daemon with and without rolling updates, in one process."""
 
+import errno
 import os
+import time
 
 import pytest
-from support.fake_hook import FakeEngine, FakeHook
+from support.fake_hook import HALF, FakeEngine, FakeHook
 from support.followers import Scene
-from support.jobs import ManualClock, explorer, start, write_step
+from support.jobs import ManualClock, explorer, start, steps_of, write_step
 
 from explorer_hooks.follower.gate import Gates
+from explorer_hooks.follower.start_checks import UnfitEngineError
 from explorer_hooks.parts.rolling.gate import RollingGate
 from syncd.client.client import Client
+from syncd.errors import EngineDeadError, LoadFailedError
 from syncd.observe import event_names
 from syncd.observe.metrics import Metrics
+from syncd.parts.rolling import admit
 from syncd.parts.rolling.admit import Policy
 from syncd.parts.rolling.daemon import OFF_AFTER
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import READS_DELTA
+from syncd.protocol.request import Request, write_request
 from syncd.protocol.rolling import ALONE, GATE, READS_GATE, Wave, encode_wave, read_wave
 from syncd.protocol.version import GoodVersion
 
@@ -78,6 +84,76 @@ def test_one_loads_and_the_others_have_fetched_the_version_and_wait(scene):
     assert read_wave(scene.job).by_word
 
 
+def test_a_version_that_leaves_engines_dead_is_stopped_after_the_first(scene):
+    """Its follower exits with 69 then, and says what it gave up."""
+    scene = scene(parts=ROLLING)
+    engines = {name: FakeEngine() for name in ("e0", "e1", "e2")}
+    followers = {name: scene.follow(name, FakeHook(engine)) for name, engine in engines.items()}
+    scene.publish(1)
+    take_turns(scene, *followers.values(), until=lambda: read_wave(scene.job).phase == "idle")
+    for engine in engines.values():
+        engine.fails["load"], engine.cannot_go_back = 99, True
+    scene.publish(2)
+    with pytest.raises(EngineDeadError):
+        take_turns(scene, *followers.values(), until=lambda: False)
+    (dead,) = [name for name, engine in engines.items() if engine.weights == HALF]
+    followers.pop(dead).close()
+    take_turns(scene, *followers.values(), until=lambda: read_wave(scene.job).phase == "stopped")
+    assert [follower.applied for follower in followers.values()] == [(1, 1)] * 2
+
+
+def test_an_operator_goes_back_to_what_one_engine_gave_up_by_its_own_fault(scene, monkeypatch):
+    monkeypatch.setattr(admit, "SETTLE", 0.0)
+    scene = scene(parts=ROLLING, keep_last=5)
+    engines = {name: FakeEngine() for name in ("e0", "e1", "e2")}
+    followers = {name: scene.follow(name, FakeHook(engine), retries=0) for name, engine in engines.items()}
+
+    def all_run(*pair):
+        take_turns(
+            scene,
+            *followers.values(),
+            until=lambda: all(follower.applied == pair for follower in followers.values()),
+        )
+
+    scene.publish(1)
+    all_run(1, 1)
+    scene.publish(2)
+    take_turns(scene, *followers.values(), until=lambda: read_wave(scene.job).approved.step == 2)
+    behind = max(name for name, follower in followers.items() if follower.applied == (1, 1))
+    engines[behind].fails["load"] = 1
+    others = [name for name in followers if name != behind]
+    take_turns(
+        scene,
+        *followers.values(),
+        until=lambda: (
+            all(followers[name].applied == (1, 2) for name in others)
+            and scene.presence(behind).info["given_up"]
+        ),
+    )
+    scene.publish(3)
+    all_run(1, 3)
+    write_request(scene.job, Request("rollback", 2, reason="3 is bad", asked_at=time.time()))
+    all_run(2, 2)
+    assert read_wave(scene.job).stopped == ()
+
+
+def test_an_engine_that_fails_its_exam_at_the_gate_leaves_it(scene, monkeypatch):
+    scene = scene(parts=ROLLING)
+    followers = [follow(scene, name) for name in ("e0", "e1")]
+    scene.publish(1)
+    take_turns(scene, *followers, until=lambda: read_wave(scene.job).phase == "idle")
+    unfit = followers[0]
+
+    def fail(_):
+        unfit._engine.unfit = LoadFailedError("it does not load every tensor")
+        raise UnfitEngineError("it does not load every tensor")
+
+    monkeypatch.setattr(unfit._loader._checks, "examine_adapters", fail)
+    scene.publish(2)
+    take_turns(scene, *followers, until=lambda: scene.presence("e0").info["state"] == "wrong")
+    assert GATE not in scene.presence("e0").info
+
+
 def test_a_policy_that_names_steps_waits_for_nobody(scene):
     scene = scene(parts=ROLLING)
     scene.publish(1)
@@ -101,6 +177,49 @@ def test_a_table_that_is_removed_ends_the_waiting(tmp_path):
     clock.sleep(OFF_AFTER)
     daemon.tick()
     assert read_wave(job) is None
+    daemon.close()
+
+
+def test_a_damaged_document_is_removed_once_the_table_is(tmp_path):
+    """Else it admits nobody for ever."""
+    (tmp_path / "job").mkdir()
+    job, clock = Job.at(tmp_path / "job"), ManualClock()
+    daemon, _, _ = start(job, clock)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    job.disk.replace(job.rolling, b'{"proto')
+    for _ in range(4):
+        clock.sleep(OFF_AFTER)
+        daemon.tick()
+    assert not os.path.exists(job.rolling)
+    daemon.close()
+
+
+def test_on_a_full_disk_the_daemon_still_removes_steps(tmp_path, monkeypatch):
+    (tmp_path / "job").mkdir()
+    job, clock = Job.at(tmp_path / "job"), ManualClock()
+    daemon, _, _ = start(job, clock, parts=ROLLING, keep_last=1, trash_grace=0.0, prune=False)
+    for step in range(1, 7):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    replace_file = type(job.disk).replace
+
+    def full(disk, path, data, **more):
+        if path == job.rolling:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        replace_file(disk, path, data, **more)
+
+    monkeypatch.setattr(type(job.disk), "replace", full)
+    daemon.reload(type(daemon.config)(parts=ROLLING, keep_last=1, trash_grace=0.0))
+    for _ in range(30):
+        clock.sleep(10.0)
+        daemon.tick()
+    assert "No space left" in str(daemon.error)
+    assert steps_of(job) == [5, 6]
+    monkeypatch.undo()
+    clock.sleep(10.0)
+    daemon.tick()
+    assert daemon.error is None
     daemon.close()
 
 

@@ -11,9 +11,9 @@ from syncd.config import DaemonConfig, load
 from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import ConfigError, CorruptDataError
-from syncd.parts.rolling.admit import SETTLE, Engine, Fleet, Policy, admit
+from syncd.parts.rolling.admit import MOST_ADMITTED, SETTLE, Engine, Fleet, Policy, admit
 from syncd.parts.rolling.daemon import inherited
-from syncd.protocol.documents import decode
+from syncd.protocol.documents import SMALL_LIMIT, decode
 from syncd.protocol.rolling import Admission, StoppedVersion, Wave, encode_wave, wave_from
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import GoodVersion, Version
@@ -72,7 +72,7 @@ def test_an_engine_that_has_proven_what_it_runs_is_a_canary_before_one_that_has_
         BEFORE,
         10.0,
     )
-    assert admitted(wave) == {"b": GOOD.pair, "c": NEW.pair}
+    assert admitted(wave) == {"c": NEW.pair}, "b runs nothing, and needs no slot for what is approved"
 
 
 def test_without_a_probe_the_word_of_a_canary_counts_and_the_wave_says_so():
@@ -84,7 +84,7 @@ def test_without_a_probe_the_word_of_a_canary_counts_and_the_wave_says_so():
 
 def test_a_version_that_a_canary_gives_up_is_stopped_and_nobody_gets_it():
     before = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
-    failed = engine("a", gave_up={(42, "d42"): "other weights"})
+    failed = engine("a", gave_up={(1, 42, "d42"): "other weights"})
     wave = admit(fleet(failed, engine("b")), POLICY, before, 20.0)
     assert (wave.phase, wave.candidate, wave.approved, wave.admitted) == ("stopped", None, GOOD, {})
     assert wave.stopped == (StoppedVersion(1, 42, "d42", "1 engine gave it up: other weights"),)
@@ -95,7 +95,7 @@ def test_a_version_that_a_canary_gives_up_is_stopped_and_nobody_gets_it():
 def test_with_wrong_2_a_second_canary_is_asked_once_the_first_cannot_read_of_its_slot_any_more():
     policy = replace(POLICY, wrong=2)
     before = admit(fleet(engine("a"), engine("b")), policy, BEFORE, 10.0)
-    failed = fleet(engine("a", gave_up={(42, "d42"): "?"}), engine("b"))
+    failed = fleet(engine("a", gave_up={(1, 42, "d42"): "?"}), engine("b"))
     wave = admit(failed, policy, before, 20.0)
     assert (wave.phase, admitted(wave)) == ("canary", {})
     wave = admit(failed, policy, wave, 20.0 + SETTLE)
@@ -103,15 +103,92 @@ def test_with_wrong_2_a_second_canary_is_asked_once_the_first_cannot_read_of_its
 
 
 def test_an_engine_that_gives_up_what_canaries_have_shown_to_be_good_stops_nothing():
-    faulty = engine("b", gave_up={(42, "d42"): "its own fault"})
+    faulty = engine("b", gave_up={(1, 42, "d42"): "its own fault"})
     wave = admit(fleet(engine("a", NEW), faulty, engine("c")), POLICY, BEFORE, 10.0)
     assert (wave.stopped, wave.approved, admitted(wave)) == ((), NEW, {"c": NEW.pair})
+
+
+def test_one_faulty_engine_does_not_stop_what_is_approved_while_its_canary_does_not_serve():
+    approved = replace(BEFORE, candidate=NEW, approved=NEW)
+    engines = engine("a", None), engine("b", gave_up={(1, 42, "d42"): "its own fault"}), engine("c")
+    wave = admit(fleet(*engines), POLICY, approved, 10.0)
+    assert (wave.stopped, wave.approved) == ((), NEW)
+
+
+def test_a_canary_that_gave_a_version_up_and_ended_stops_it():
+    before = admit(fleet(engine("a"), engine("b")), POLICY, BEFORE, 10.0)
+    dead = engine("a", None, gave_up={(1, 42, "d42"): "the engine is dead"})
+    wave = admit(replace(fleet(engine("b")), ended=(dead,)), POLICY, before, 20.0)
+    assert (wave.phase, wave.stopped[0].pair, admitted(wave)) == ("stopped", NEW.pair, {})
+
+
+@pytest.mark.parametrize("how", ["dies", "starts again"])
+def test_two_engines_that_end_while_they_test_a_version_stop_it_and_one_does_not(how):
+    """A crash in a load takes the follower with it where the engine is in its process."""
+    names = ("a", "b", "c")
+    before = admit(fleet(*(engine(name, incarnation="1") for name in names)), POLICY, BEFORE, 10.0)
+    assert admitted(before) == {"a": NEW.pair}
+
+    def without(*lost):
+        engines = [engine(name, incarnation="1") for name in names if name not in lost]
+        died = [engine(name, paused_for=NEW.pair, incarnation="1") for name in lost]
+        if how == "dies":
+            return replace(fleet(*engines), ended=tuple(died))
+        return fleet(*engines, *(engine(name, None, incarnation="2") for name in lost))
+
+    wave = admit(without("a"), POLICY, before, 20.0)
+    assert (wave.phase, wave.lost, wave.stopped) == ("canary", ("a",), ())
+    wave = admit(without("a"), POLICY, wave, 20.0 + SETTLE)
+    assert admitted(wave)["b"] == NEW.pair
+    wave = admit(without("a", "b"), POLICY, wave, 50.0)
+    assert (wave.phase, wave.candidate) == ("stopped", None)
+    assert wave.stopped[0].reason == "2 engines gave it up or ended while loading it"
+
+
+def test_a_follower_that_starts_again_beside_an_engine_that_serves_is_not_lost():
+    before = admit(fleet(engine("a", incarnation="1"), engine("b")), POLICY, BEFORE, 10.0)
+    wave = admit(fleet(engine("a", incarnation="2"), engine("b")), POLICY, before, 20.0)
+    assert (wave.lost, admitted(wave)) == ((), {"a": NEW.pair})
+
+
+def test_a_lost_canary_whose_engine_comes_to_run_the_version_counts_no_more():
+    before = admit(fleet(engine("a", incarnation="1"), engine("b")), POLICY, BEFORE, 10.0)
+    wave = admit(fleet(engine("a", None, incarnation="2"), engine("b")), POLICY, before, 20.0)
+    assert wave.lost == ("a",)
+    wave = admit(fleet(engine("a", NEW, incarnation="2"), engine("b")), POLICY, wave, 30.0)
+    assert (wave.lost, wave.approved) == ((), NEW)
+
+
+def test_what_an_engine_gave_up_is_tried_again_once_it_is_another_version():
+    """An operator goes back to it, or lets it be tested again: the pair is new, the content is not."""
+    back = replace(GOOD, generation=2)
+    engines = engine("a", NEW), engine("b", NEW), engine("c", NEW, gave_up={(1, 41, "d41"): "out of memory"})
+    wave = admit(fleet(*engines, published=back, by_rollback=True), POLICY, BEFORE, 10.0)
+    assert (wave.stopped, wave.approved, len(wave.admitted)) == ((), back, 1)
+    stopped = replace(BEFORE, stopped=(StoppedVersion(1, 42, "d42", "?"),), candidate=None)
+    again = replace(NEW, generation=2)
+    engines = engine("a", gave_up={(1, 42, "d42"): "?"}), engine("b", GOOD)
+    wave = admit(fleet(*engines, published=again, by_rollback=True), POLICY, stopped, 10.0)
+    assert (wave.phase, admitted(wave)) == ("canary", {"b": again.pair})
+    old = engine("a", gave_up={(None, 42, "d42"): "its follower does not say of which generation"})
+    assert old.has_given_up(again)
+
+
+@pytest.mark.parametrize("applied", [None, GOOD], ids=["run nothing", "run a version"])
+def test_the_wave_of_a_large_fleet_can_be_read(applied):
+    engines = [engine(f"host-{number:05}.cluster.example.org-{number}", applied) for number in range(8000)]
+    approved = replace(BEFORE, candidate=NEW, approved=NEW)
+    wave = admit(fleet(*engines), Policy(max_paused=1.0), approved, 1.7e9)
+    assert len(encode_wave(wave)) < SMALL_LIMIT / 2
+    assert len(wave.admitted) == (0 if applied is None else MOST_ADMITTED)
+    if applied is None:
+        assert all(is_admitted(wave, item.name, NEW.pair, None) for item in engines)
 
 
 def test_canaries_of_a_version_that_others_have_stopped_go_back():
     policy = replace(POLICY, canaries=2)
     wave = replace(BEFORE, candidate=NEW)
-    now = admit(fleet(engine("a", NEW), engine("b", gave_up={(42, "d42"): "?"})), policy, wave, 10.0)
+    now = admit(fleet(engine("a", NEW), engine("b", gave_up={(1, 42, "d42"): "?"})), policy, wave, 10.0)
     assert (now.phase, admitted(now)) == ("stopped", {"a": GOOD.pair})
 
 
@@ -127,14 +204,13 @@ def test_a_rollback_skips_canaries_unless_they_have_stopped_the_version_before()
 
 
 def test_an_engine_that_runs_nothing_needs_no_slot_and_its_admission_ends_once_it_serves():
-    wave = admit(fleet(engine("a", NEW), engine("b"), engine("new", None)), POLICY, BEFORE, 10.0)
-    assert {name: slot.free for name, slot in wave.admitted.items()} == {"new": True, "b": False}
+    policy = replace(POLICY, canaries=2)
+    wave = admit(fleet(engine("a"), engine("new", None)), policy, BEFORE, 10.0)
+    assert {name: slot.free for name, slot in wave.admitted.items()} == {"a": False, "new": True}
     assert is_admitted(wave, "new", NEW.pair, None)
     assert not is_admitted(wave, "new", NEW.pair, GOOD.pair)
-    later = admit(
-        fleet(engine("a", NEW), engine("b", paused_for=NEW.pair), engine("new")), POLICY, wave, 11.0
-    )
-    assert admitted(later) == {"b": NEW.pair}
+    later = admit(fleet(engine("a", paused_for=NEW.pair), engine("new")), policy, wave, 11.0)
+    assert admitted(later) == {"a": NEW.pair}
 
 
 def test_a_load_that_hangs_holds_up_nobody_for_longer_than_patience():
@@ -222,7 +298,7 @@ ENGINES = st.lists(
 @given(ENGINES, st.integers(1, 3), st.integers(0, 2))
 def test_no_more_units_are_admitted_than_may_pause_and_a_wave_settles(states, limit, canaries):
     engines = [
-        engine(f"e{place}", applied, paused_for=loading, gave_up={(42, "d42"): "?"} if gave_up else {})
+        engine(f"e{place}", applied, paused_for=loading, gave_up={(1, 42, "d42"): "?"} if gave_up else {})
         for place, (applied, loading, gave_up) in enumerate(states)
     ]
     policy = Policy(max_paused=limit, canaries=canaries)
@@ -327,14 +403,15 @@ def test_what_is_wrong_with_a_table_is_said(table, text):
     assert caught.value.exit_code == 78
 
 
-def test_it_is_refused_with_a_broadcast(tmp_path):
+@pytest.mark.parametrize("method", ["nccl", "auto"])
+def test_it_is_refused_with_a_method_that_may_broadcast(tmp_path, method):
     path = tmp_path / "config.toml"
-    path.write_text('[sync]\nmethod = "nccl"\n[daemon.rolling]\ncanaries = 1\n')
+    path.write_text(f'[sync]\nmethod = "{method}"\n[daemon.rolling]\ncanaries = 1\n')
     with pytest.raises(ConfigError, match="no effect on a broadcast") as caught:
         load(str(path), {})
     assert caught.value.exit_code == 78
     with pytest.raises(ConfigError, match="no effect on a broadcast"):
-        load(None, {"rolling": {}}, document={"sync": {"method": "nccl"}})
+        load(None, {"rolling": {}}, document={"sync": {"method": method}})
 
 
 def test_retention_keeps_what_engines_are_told_to_load():

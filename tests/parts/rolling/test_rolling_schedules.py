@@ -18,14 +18,14 @@ SCHEDULES = int(os.environ.get("ROLLING_SCHEDULES", "60"))
 MUTANTS = {
     "one more slot": (
         admit,
-        "{engine.unit}) > self._wave.limit:",
-        "{engine.unit}) > self._wave.limit + 1:",
+        "{engine.unit}) > self._wave.limit\n",
+        "{engine.unit}) > self._wave.limit + 1\n",
         0,
     ),
     "no canary is needed": (admit, "is_vouched = self._policy.canaries == 0 or", "is_vouched = True or", 7),
     "a stopped version is tested": (admit, "newest.pair not in self._pairs and self", "self", 7),
-    "nobody stops a version": (admit, "len(reasons) >= self._policy.wrong\n", "False\n", 7),
-    "one that gave it up keeps its slot": (admit, " or (slot.step, slot.digest) in engine.gave_up", "", 4),
+    "nobody stops a version": (admit, "reasons and len(reasons) >= self._policy.wrong", "False", 7),
+    "one that gave it up keeps its slot": (admit, " or engine.has_given_up(slot)", "", 4),
     "a free slot stays": (admit, "or has_ended or (slot.free and engine.serves)", "or has_ended", 94),
     "a load that hangs holds its slot": (
         admit,
@@ -41,7 +41,7 @@ MUTANTS = {
         "return False and",
         0,
     ),
-    "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", "", 68),
+    "a free slot holds for one that serves": (turns, " and not (slot.free and applied is not None)", "", 522),
     "alone to a candidate": (
         turns,
         "approved is None or pair != approved.pair or",
@@ -52,6 +52,13 @@ MUTANTS = {
 }
 """By name: the module, the rule, what it is replaced by, and the schedule that found it out the last time."""
 
+DEADLY_MUTANTS = {
+    "any number that ends stops nothing": ("AT_LEAST_LOST = 2", "AT_LEAST_LOST = 99", 56),
+    "one that starts again is not lost": ("engine.incarnation != slot.incarnation and", "False and", 1066),
+    "one that died is not lost": ("return is_dead", "return False", 202),
+}
+"""The same of rules that only versions find out which end whatever loads them."""
+
 
 @pytest.mark.slow
 def test_no_promise_is_broken_in_random_schedules():
@@ -59,6 +66,11 @@ def test_no_promise_is_broken_in_random_schedules():
     assert all(
         totals[name] for name in ("loads", "stops", "terms", "alone", "deaths", "rollbacks", "fenced")
     ), totals
+
+
+@pytest.mark.slow
+def test_a_version_that_ends_whatever_loads_it_is_stopped_after_a_few_engines():
+    assert search(range(SCHEDULES), deadly=0.1)["stops"]
 
 
 def test_engines_that_ran_nothing_when_a_rollback_came_do_not_pause_all_at_once():
@@ -104,6 +116,15 @@ def test_a_broken_rule_is_found_out(name):
     *mutant, first = MUTANTS[name]
     with pytest.raises(BrokenPromiseError):
         search_both(mutated(*mutant), first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEADLY_MUTANTS)
+def test_a_broken_rule_for_deadly_versions_is_found_out(name):
+    *mutant, first = DEADLY_MUTANTS[name]
+    rules = mutated(admit, *mutant)
+    with pytest.raises(BrokenPromiseError):
+        search([first, *range(200)], rules, deadly=0.1)
 
 
 def search_both(rules, first):
