@@ -5,9 +5,10 @@ import itertools
 import json
 import os
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -586,20 +587,39 @@ def test_a_stage_that_gets_full_meanwhile_loses_the_copy_alone(job, host, events
     copy.close()
 
 
-def limit_room(host, size, monkeypatch):
-    """Have the stage be a disk of a size, on which every file counts."""
-    directory = host.stage.directory
+def limit_room(hosts, size, monkeypatch):
+    """Have the stage be a disk of a size, on which every file counts until nobody has it open."""
+    directory = hosts[0].stage.directory
 
     def free(_):
-        files = (os.lstat(f"{path}/{name}") for path, _, names in os.walk(directory) for name in names)
+        paths = [f"{path}/{name}" for path, _, names in os.walk(directory) for name in names]
+        files = [found for path in (*paths, *removed_files(directory)) if (found := stat_if_there(path))]
         # A file whose pieces come in another order has holes meanwhile, which take no room.
         return size - sum(min(file.st_size, 512 * file.st_blocks) for file in files)
 
-    monkeypatch.setattr(host.stage._disk, "free", free)
+    for host in hosts:
+        monkeypatch.setattr(host.stage._disk, "free", free)
+
+
+def stat_if_there(path):
+    with suppress(FileNotFoundError):
+        return os.stat(path)
+    return None
+
+
+def removed_files(directory):
+    """Return descriptors of files below a directory that this process has open although they are removed."""
+    opened = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(directory) and target.endswith(".safetensors (deleted)"):
+                opened[target] = f"/proc/self/fd/{name}"
+    return list(opened.values())
 
 
 def test_an_early_copy_needs_no_room_beside_the_version(job, host, events, monkeypatch):
-    limit_room(host, SIZE + 4096, monkeypatch)
+    limit_room([host], SIZE + 4096, monkeypatch)
     attempt = Attempt(job, 1)
     attempt.write(PART)
     begun(host)
@@ -614,7 +634,7 @@ def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch
     first = Attempt(job, 1)
     host.reader._tried.add(AttemptKey(1, "save-1"))  # it is there before, so it is not copied early
     first.seal()
-    limit_room(host, SIZE + PART, monkeypatch)
+    limit_room([host], SIZE + PART, monkeypatch)
     second = Attempt(job, 2)
     second.write(2 * PART)
     begun(host, 2 * PART)
@@ -622,3 +642,26 @@ def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch
     holds(copy, first)
     until(lambda: "its room was needed, or it could not be written" in dropped(events))
     copy.close()
+
+
+def test_room_that_a_hanging_mount_holds_is_free_once_it_answers(job, host, events, monkeypatch):
+    answered, hanging, read = threading.Event(), threading.Event(), early_copy._EarlyFile._read_some
+
+    def hang(file, memory, offset):
+        if offset >= 2 * PART:
+            hanging.set()
+            answered.wait(LONG)
+        return read(file, memory, offset)
+
+    monkeypatch.setattr(early_copy._EarlyFile, "_read_some", hang)
+    monkeypatch.setattr(early_copy, "_JOIN", 0.05)
+    monkeypatch.setattr(early_decision, "STILL", 0.2)
+    Attempt(job, 1).write()
+    try:
+        until(hanging.is_set)
+        until(lambda: dropped(events) == ["the attempt is not written any more"])
+        assert early_files(host) == {}
+        assert removed_files(host.stage.directory)
+    finally:
+        answered.set()
+    until(lambda: not removed_files(host.stage.directory))
