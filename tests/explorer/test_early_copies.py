@@ -37,7 +37,7 @@ from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, StepContent
-from syncd.transports.files import early_copy, early_decision
+from syncd.transports.files import early_copy, early_decision, stage
 from syncd.transports.files.early_decision import AttemptKey
 from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import payload_of
@@ -597,6 +597,7 @@ def limit_room(hosts, size, monkeypatch):
         # A file whose pieces come in another order has holes meanwhile, which take no room.
         return size - sum(min(file.st_size, 512 * file.st_blocks) for file in files)
 
+    monkeypatch.setattr(stage, "_LET_GO", LONG)
     for host in hosts:
         monkeypatch.setattr(host.stage._disk, "free", free)
 
@@ -642,6 +643,21 @@ def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch
     holds(copy, first)
     until(lambda: "its room was needed, or it could not be written" in dropped(events))
     copy.close()
+
+
+def test_a_version_takes_the_room_of_its_own_early_copy_that_another_follower_holds(
+    job, host, tmp_path, events, monkeypatch
+):
+    attempt = Attempt(job, 1)
+    attempt.write()
+    begun(host, SIZE)  # its engine takes no version
+    with closing(Host(job, str(tmp_path / "stage"), [])) as other:
+        limit_room([host, other], SIZE + PART, monkeypatch)
+        attempt.finish()
+        copy = other.provide(1)
+        holds(copy, attempt)
+        until(lambda: dropped(events) == ["its room was needed, or it could not be written"])
+        copy.close()
 
 
 def test_room_that_a_hanging_mount_holds_is_free_once_it_answers(job, host, events, monkeypatch):

@@ -117,10 +117,14 @@ class EarlyReader(PieceReader):
         with self._behind.nearer(links, stop) as disk:
             yield disk
 
+    def early_directory(self, wanted: WantedFiles) -> str | None:
+        held = self._held
+        return held.copy.directory.path if held is not None and held.key.step == _step_of(wanted) else None
+
     def awaited(self, wanted: WantedFiles) -> int | None:
-        step, held = _step_of(wanted), self._held
-        if held is not None and held.key.step == step:
+        if self.early_directory(wanted) is not None:
             return None
+        step = _step_of(wanted)
         size = self._stage.early_bytes(step)
         if size is None:
             return None

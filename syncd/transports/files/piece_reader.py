@@ -118,6 +118,14 @@ class PieceReader(ABC):
         del wanted
         return None
 
+    def early_directory(self, wanted: WantedFiles) -> str | None:
+        """Return where in the stage this process itself has copied of files before they were published, if it has.
+
+        `copy` moves them from there, or removes them.
+        """
+        del wanted
+        return None
+
     def bytes_by_source(self) -> Mapping[str, int]:
         """Return the bytes that were read since the start, by where they came from; empty if nothing counts them."""
         return {}
