@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -681,3 +682,66 @@ def test_room_that_a_hanging_mount_holds_is_free_once_it_answers(job, host, even
     finally:
         answered.set()
     until(lambda: not removed_files(host.stage.directory))
+
+
+def need_room(job, tmp_path):
+    """Have another follower of the host take the room of all that is copied early, for another version."""
+    HostStage(str(tmp_path / "stage"), job.root)._revoke_early(None)
+
+
+def test_room_that_is_taken_while_the_rest_is_read_costs_no_version(job, host, tmp_path, events, monkeypatch):
+    read = Counting.copy
+
+    def read_rest(*asked):
+        need_room(job, tmp_path)
+        read(*asked)
+
+    monkeypatch.setattr(Counting, "copy", read_rest)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) == [len(attempt.contents[0])]
+    copy.close()
+
+
+def test_files_whose_room_is_taken_before_they_are_moved_are_read_again(
+    job, host, tmp_path, events, monkeypatch
+):
+    finish = early_copy.EarlyCopy.finish
+
+    def finish_too_late(*asked):
+        whole = finish(*asked)
+        need_room(job, tmp_path)
+        return whole
+
+    monkeypatch.setattr(early_copy.EarlyCopy, "finish", finish_too_late)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) == [0]
+    assert host.origin.copied == len(attempt.contents[0]) + len(b"{}")
+    copy.close()
+
+
+def test_a_copy_that_is_removed_while_it_is_made_says_nothing_about_the_step(tmp_path, monkeypatch):
+    asked, read = [], OriginReader.copy
+
+    def read_and_lose(reader, wanted, target, stop):
+        read(reader, wanted, target, stop)
+        asked.append(target)
+        if len(asked) == 1:
+            shutil.rmtree(target)
+
+    monkeypatch.setattr(OriginReader, "copy", read_and_lose)
+    with closing(Scene(tmp_path / "job")) as scene:
+        scene.publish(1)
+        follower = scene.follow(stage=str(tmp_path / "stage"))
+        assert follower.turn(LONG).kind == "applied"
+        assert "load_failed" in scene.names()
+    assert len(asked) == 2

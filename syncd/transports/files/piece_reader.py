@@ -70,7 +70,10 @@ class PieceReader(ABC):
 
     @abstractmethod
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
-        """Write files that the job stores into a new directory, every byte of them checked; `stop` is polled."""
+        """Write files that the job stores into a directory, every byte of them checked; `stop` is polled.
+
+        The directory is made unless it is there. If it is, none of the files is in it yet.
+        """
 
     def copy_made(
         self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
