@@ -49,6 +49,13 @@ def test_it_writes_every_file_into_a_new_directory(reader, wanted, tmp_path):
     assert contents(tmp_path / "copy") == contents(tmp_path / "export")
 
 
+def test_it_adds_files_to_a_directory_that_is_there(reader, wanted, tmp_path):
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy/early").write_bytes(b"moved")
+    reader.copy(wanted, str(tmp_path / "copy"), lambda: False)
+    assert contents(tmp_path / "copy") == {**contents(tmp_path / "export"), "early": b"moved"}
+
+
 def test_it_refuses_a_file_of_other_bytes(reader, wanted, tmp_path):
     path = f"{wanted.directory}/model-00001-of-00002.safetensors"
     with open(path, "r+b") as file:

@@ -4,10 +4,12 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,7 @@ from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, StepContent
-from syncd.transports.files import early_copy, early_decision
+from syncd.transports.files import early_copy, early_decision, stage
 from syncd.transports.files.early_decision import AttemptKey
 from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import payload_of
@@ -586,20 +588,40 @@ def test_a_stage_that_gets_full_meanwhile_loses_the_copy_alone(job, host, events
     copy.close()
 
 
-def limit_room(host, size, monkeypatch):
-    """Have the stage be a disk of a size, on which every file counts."""
-    directory = host.stage.directory
+def limit_room(hosts, size, monkeypatch):
+    """Have the stage be a disk of a size, on which every file counts until nobody has it open."""
+    directory = hosts[0].stage.directory
 
     def free(_):
-        files = (os.lstat(f"{path}/{name}") for path, _, names in os.walk(directory) for name in names)
+        paths = [f"{path}/{name}" for path, _, names in os.walk(directory) for name in names]
+        files = [found for path in (*paths, *removed_files(directory)) if (found := stat_if_there(path))]
         # A file whose pieces come in another order has holes meanwhile, which take no room.
         return size - sum(min(file.st_size, 512 * file.st_blocks) for file in files)
 
-    monkeypatch.setattr(host.stage._disk, "free", free)
+    monkeypatch.setattr(stage, "_LET_GO", LONG)
+    for host in hosts:
+        monkeypatch.setattr(host.stage._disk, "free", free)
+
+
+def stat_if_there(path):
+    with suppress(FileNotFoundError):
+        return os.stat(path)
+    return None
+
+
+def removed_files(directory):
+    """Return descriptors of files below a directory that this process has open although they are removed."""
+    opened = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(directory) and target.endswith(".safetensors (deleted)"):
+                opened[target] = f"/proc/self/fd/{name}"
+    return list(opened.values())
 
 
 def test_an_early_copy_needs_no_room_beside_the_version(job, host, events, monkeypatch):
-    limit_room(host, SIZE + 4096, monkeypatch)
+    limit_room([host], SIZE + 4096, monkeypatch)
     attempt = Attempt(job, 1)
     attempt.write(PART)
     begun(host)
@@ -614,7 +636,7 @@ def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch
     first = Attempt(job, 1)
     host.reader._tried.add(AttemptKey(1, "save-1"))  # it is there before, so it is not copied early
     first.seal()
-    limit_room(host, SIZE + PART, monkeypatch)
+    limit_room([host], SIZE + PART, monkeypatch)
     second = Attempt(job, 2)
     second.write(2 * PART)
     begun(host, 2 * PART)
@@ -622,3 +644,104 @@ def test_a_version_takes_the_room_of_the_next_one(job, host, events, monkeypatch
     holds(copy, first)
     until(lambda: "its room was needed, or it could not be written" in dropped(events))
     copy.close()
+
+
+def test_a_version_takes_the_room_of_its_own_early_copy_that_another_follower_holds(
+    job, host, tmp_path, events, monkeypatch
+):
+    attempt = Attempt(job, 1)
+    attempt.write()
+    begun(host, SIZE)  # its engine takes no version
+    with closing(Host(job, str(tmp_path / "stage"), [])) as other:
+        limit_room([host, other], SIZE + PART, monkeypatch)
+        attempt.finish()
+        copy = other.provide(1)
+        holds(copy, attempt)
+        until(lambda: dropped(events) == ["its room was needed, or it could not be written"])
+        copy.close()
+
+
+def test_room_that_a_hanging_mount_holds_is_free_once_it_answers(job, host, events, monkeypatch):
+    answered, hanging, read = threading.Event(), threading.Event(), early_copy._EarlyFile._read_some
+
+    def hang(file, memory, offset):
+        if offset >= 2 * PART:
+            hanging.set()
+            answered.wait(LONG)
+        return read(file, memory, offset)
+
+    monkeypatch.setattr(early_copy._EarlyFile, "_read_some", hang)
+    monkeypatch.setattr(early_copy, "_JOIN", 0.05)
+    monkeypatch.setattr(early_decision, "STILL", 0.2)
+    Attempt(job, 1).write()
+    try:
+        until(hanging.is_set)
+        until(lambda: dropped(events) == ["the attempt is not written any more"])
+        assert early_files(host) == {}
+        assert removed_files(host.stage.directory)
+    finally:
+        answered.set()
+    until(lambda: not removed_files(host.stage.directory))
+
+
+def need_room(job, tmp_path):
+    """Have another follower of the host take the room of all that is copied early, for another version."""
+    HostStage(str(tmp_path / "stage"), job.root)._revoke_early(None)
+
+
+def test_room_that_is_taken_while_the_rest_is_read_costs_no_version(job, host, tmp_path, events, monkeypatch):
+    read = Counting.copy
+
+    def read_rest(*asked):
+        need_room(job, tmp_path)
+        read(*asked)
+
+    monkeypatch.setattr(Counting, "copy", read_rest)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) == [len(attempt.contents[0])]
+    copy.close()
+
+
+def test_files_whose_room_is_taken_before_they_are_moved_are_read_again(
+    job, host, tmp_path, events, monkeypatch
+):
+    finish = early_copy.EarlyCopy.finish
+
+    def finish_too_late(*asked):
+        whole = finish(*asked)
+        need_room(job, tmp_path)
+        return whole
+
+    monkeypatch.setattr(early_copy.EarlyCopy, "finish", finish_too_late)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    copy = host.provide(1)
+    holds(copy, attempt)
+    assert used(events) == [0]
+    assert host.origin.copied == len(attempt.contents[0]) + len(b"{}")
+    copy.close()
+
+
+def test_a_copy_that_is_removed_while_it_is_made_says_nothing_about_the_step(tmp_path, monkeypatch):
+    asked, read = [], OriginReader.copy
+
+    def read_and_lose(reader, wanted, target, stop):
+        read(reader, wanted, target, stop)
+        asked.append(target)
+        if len(asked) == 1:
+            shutil.rmtree(target)
+
+    monkeypatch.setattr(OriginReader, "copy", read_and_lose)
+    with closing(Scene(tmp_path / "job")) as scene:
+        scene.publish(1)
+        follower = scene.follow(stage=str(tmp_path / "stage"))
+        assert follower.turn(LONG).kind == "applied"
+        assert "load_failed" in scene.names()
+    assert len(asked) == 2

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from syncd.parts.hosts.pieces import Piece, PiecePlan, PieceProof
 from syncd.parts.hosts.shelf import LivePieces
 from syncd.protocol.local_disk import write_all_at
+from syncd.transports.files.copy_files import is_moved
 from syncd.transports.files.piece_reader import ByteSpan, PartialFile
 
 _LOCKS = 64
@@ -66,7 +67,7 @@ class PiecesInWork:
         self._numbers = itertools.count(1)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         planned = {file.name: partial[file.name] for file in plan.files if file.name in partial}
-        moved = {name: file for name, file in planned.items() if _is_moved(file.path, f"{target}/{name}")}
+        moved = {name: file for name, file in planned.items() if is_moved(file.path, f"{target}/{name}")}
         self._files = [
             _open_file(f"{target}/{file.name}", file.size, is_new=file.name not in moved)
             for file in plan.files
@@ -117,13 +118,6 @@ class PiecesInWork:
     def _require(self, number: int, identity: int) -> None:
         if not self._files or self.has(number) or self._claims[number] != identity:
             raise SupersededError
-
-
-def _is_moved(path: str, target: str) -> bool:
-    with contextlib.suppress(OSError):  # its room was taken
-        os.rename(path, target)
-        return True
-    return False
 
 
 def _matches(piece: Piece, file: PartialFile) -> bool:

@@ -19,14 +19,21 @@ THREADS = 4  # files that are read at once: one thread alone does not fill a fas
 def copy_files(
     disk: Disk, source: str, target: str, records: Sequence[FileRecord], stop: Callable[[], bool]
 ) -> None:
-    """Copy files into a new local directory; each byte of the source is read once. `stop` is polled."""
+    """Copy files into a local directory; each byte of the source is read once. `stop` is polled.
+
+    The directory is made unless it is there.
+    """
     make_directories(target, records)
     _read_all(disk, source, records, stop, target)
 
 
 def make_directories(target: str, records: Sequence[FileRecord]) -> None:
-    """Create a directory for files, and those below it that their names need; for this user only."""
-    os.mkdir(target, 0o700)
+    """Create a directory for files, and those below it that their names need, unless they are there.
+
+    They are for this user only.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(target, 0o700)
     for directory in sorted({os.path.dirname(record.name) for record in records} - {""}):
         os.makedirs(f"{target}/{directory}", 0o700, exist_ok=True)
 
@@ -91,6 +98,14 @@ def several_at_once(
     # Raise the failure that made the others give up, not one of those.
     for error in sorted(errors, key=lambda error: isinstance(error, TryAgainError)):
         raise error
+
+
+def is_moved(path: str, target: str) -> bool:
+    """Move a file of the stage; return False if it is not there any more: its room was taken."""
+    with contextlib.suppress(OSError):
+        os.rename(path, target)
+        return True
+    return False
 
 
 def new_file(path: str) -> BinaryIO:

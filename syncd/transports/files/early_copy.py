@@ -154,6 +154,7 @@ class EarlyCopy:
         self._files: dict[str, _EarlyFile] = {}
         self._changed = threading.Condition()
         self._closed = False
+        self._users = THREADS + 1  # of open files: the threads, and whoever is to close the copy
         self._threads = [
             threading.Thread(target=self._work, name="early", daemon=True) for _ in range(THREADS)
         ]
@@ -246,18 +247,25 @@ class EarlyCopy:
             ]
 
     def close(self) -> None:
-        """End the threads, and remove what is left in the stage."""
+        """End the threads, and remove what is left in the stage.
+
+        A thread that waits for a mount holds the room of the files until the mount answers.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._leave()
         for thread in self._threads:
             thread.join(_JOIN)
-        if not any(
-            thread.is_alive() for thread in self._threads
-        ):  # else one waits for a mount, and uses them
-            for file in self._files.values():
-                file.close()
         self.directory.close()
+
+    def _leave(self) -> None:
+        """Use the files no more; the last one that leaves closes them."""
+        with self._changed:
+            self._users -= 1
+            if not self._users:
+                for file in self._files.values():
+                    file.close()
 
     def _begin(self, note: WriteProgress, source: int) -> None:
         with self._changed:
@@ -273,12 +281,18 @@ class EarlyCopy:
                 self._fail(error)
 
     def _work(self) -> None:
-        with contextlib.closing(mmap.mmap(-1, PIECE)) as buffer:
-            while (piece := self._next()) is not None:
-                try:
-                    self._copy(buffer, piece)
-                except (OSError, SyncdError) as error:
-                    self._fail(error)
+        try:
+            with contextlib.closing(mmap.mmap(-1, PIECE)) as buffer:
+                self._copy_all(buffer)
+        finally:
+            self._leave()
+
+    def _copy_all(self, buffer: mmap.mmap) -> None:
+        while (piece := self._next()) is not None:
+            try:
+                self._copy(buffer, piece)
+            except (OSError, SyncdError) as error:
+                self._fail(error)
 
     def _next(self) -> _Piece | None:
         with self._changed:

@@ -19,6 +19,7 @@ from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.mount import mount_of
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.write_progress import WriteProgress, read_progress
+from syncd.transports.files.copy_files import is_moved, make_directories
 from syncd.transports.files.early_copy import CopiedFile, EarlyCopy
 from syncd.transports.files.early_decision import (
     STILL,
@@ -89,21 +90,32 @@ class EarlyReader(PieceReader):
         held = self._take(_step_of(wanted))
         if held is None:
             self._behind.copy(wanted, target, stop)
-            return
+        elif self.is_shared:
+            self._copy_with_parts(held, wanted, target, stop)
+        else:
+            self._copy_rest(held, wanted, target, stop)
+
+    def _copy_with_parts(
+        self, held: _Held, wanted: WantedFiles, target: str, stop: Callable[[], bool]
+    ) -> None:
         with contextlib.closing(held.copy):
-            if self.is_shared:
-                partial = held.copy.finish_partial(stop)
-                size = sum(file.copied for file in partial.values())
-                self._behind.add_unused(held.copy.copied - size)
-                self._report("debug", "early_copy_used", step=held.key.step, bytes=size)
-                self._behind.copy(replace(wanted, partial=partial), target, stop)
-                return
+            partial = held.copy.finish_partial(stop)
+            size = sum(file.copied for file in partial.values())
+            self._behind.add_unused(held.copy.copied - size)
+            self._report("debug", "early_copy_used", step=held.key.step, bytes=size)
+            self._behind.copy(replace(wanted, partial=partial), target, stop)
+
+    def _copy_rest(self, held: _Held, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
+        # What can be used is moved first: afterwards nobody takes its room, and the room of all else is free.
+        with contextlib.closing(held.copy):
+            make_directories(target, wanted.records)
             whole = held.copy.finish(stop)
-            early = {record for record in wanted.records if _is_same(record, whole.get(record.name))}
-            rest = [record for record in wanted.records if record not in early]
-            self._behind.copy(replace(wanted, records=rest), target, stop)
-            for record in early:
-                os.rename(whole[record.name].path, f"{target}/{record.name}")
+            same = [record for record in wanted.records if _is_same(record, whole.get(record.name))]
+            early = {
+                record for record in same if is_moved(whole[record.name].path, f"{target}/{record.name}")
+            }
+        rest = [record for record in wanted.records if record not in early]
+        self._behind.copy(replace(wanted, records=rest), target, stop)
         size, left = (sum(record.size for record in records) for records in (early, rest))
         self._report("debug", "early_copy_used", step=held.key.step, bytes=size, left=left)
 
@@ -117,10 +129,14 @@ class EarlyReader(PieceReader):
         with self._behind.nearer(links, stop) as disk:
             yield disk
 
+    def early_directory(self, wanted: WantedFiles) -> str | None:
+        held = self._held
+        return held.copy.directory.path if held is not None and held.key.step == _step_of(wanted) else None
+
     def awaited(self, wanted: WantedFiles) -> int | None:
-        step, held = _step_of(wanted), self._held
-        if held is not None and held.key.step == step:
+        if self.early_directory(wanted) is not None:
             return None
+        step = _step_of(wanted)
         size = self._stage.early_bytes(step)
         if size is None:
             return None

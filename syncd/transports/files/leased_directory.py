@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
-from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError
+from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError, storage_error
 from syncd.protocol.adapter_base import AdapterBase
-from syncd.protocol.disk import MISSING, Clock, Disk
+from syncd.protocol.disk import MISSING, Clock, Disk, is_below
 from syncd.protocol.manifest import Manifest, missing_files, read_manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
@@ -262,12 +262,15 @@ class DirectoryReceiver(WeightReceiver):
         return lambda: check_files(disk, path, payload.records, stop)
 
     def _missing(self, leased: "Leased", error: OSError) -> SyncdError:
-        """Return the error for a missing file: the whole step was removed, or the step is damaged."""
-        step = leased.version.step
+        """Return the error for a missing file: the step was removed or is damaged, or it is a copy on this host."""
+        step, path = leased.version.step, str(error.filename)
         try:
             read_manifest(self._disk, self._client.job.step(step))
         except MISSING:
             return TryAgainError(f"step {step} was removed", hint="load the newest version")
+        of_step = self._client.job.root, leased.path
+        if os.path.isabs(path) and not any(is_below(path, directory) for directory in of_step):
+            return storage_error(error, path)  # of a copy on this host, which can be made again
         return RefusedError(f"a file of step {step} is missing", path=error.filename)
 
 

@@ -70,7 +70,10 @@ class PieceReader(ABC):
 
     @abstractmethod
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
-        """Write files that the job stores into a new directory, every byte of them checked; `stop` is polled."""
+        """Write files that the job stores into a directory, every byte of them checked; `stop` is polled.
+
+        The directory is made unless it is there. If it is, none of the files is in it yet.
+        """
 
     def copy_made(
         self, manifest: Manifest, wanted: WantedFiles, target: str, stop: Callable[[], bool]
@@ -114,6 +117,14 @@ class PieceReader(ABC):
 
         Returns:
             A number that grows while it comes along; None once nothing is to be waited for.
+        """
+        del wanted
+        return None
+
+    def early_directory(self, wanted: WantedFiles) -> str | None:
+        """Return where in the stage this process itself has copied of files before they were published, if it has.
+
+        `copy` moves them from there, or removes them.
         """
         del wanted
         return None

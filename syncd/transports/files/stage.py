@@ -43,6 +43,10 @@ STALLED = 30.0
 """Seconds without progress after which another process's copy is no longer waited for."""
 
 _POLL = 0.02
+
+_LET_GO = 2.0
+"""Seconds in which whoever copies early notices that his room was taken, and closes his files."""
+
 _LOCK = ".lock"
 _EARLY = "early."
 _BLOCK = 512  # bytes, whatever the file system's own
@@ -263,13 +267,22 @@ class HostStage:
             held.close()
         return held is None
 
-    def _revoke_early(self, but_step: int) -> None:
-        """Take the room of early files of other steps, whoever makes them: he notices that his lock is gone."""
-        for name in _names(self._own):
-            if name.startswith(_EARLY_PART) and not name.startswith(f"{_EARLY_PART}{but_step}-"):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{self._own}/{_key_of(name)}{_LOCK}")
-                    remove_tree(self._disk, f"{self._own}/{name}")
+    def _revoke_early(self, keep: str | None) -> bool:
+        """Take the room of early files, whoever makes them: he notices that his lock is gone.
+
+        Args:
+            keep: The directory that keeps its files.
+
+        Returns:
+            Whether there were any.
+        """
+        early = [name for name in _names(self._own) if name.startswith(_EARLY_PART)]
+        revoked = [name for name in early if f"{self._own}/{name}" != keep]
+        for name in revoked:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._own}/{_key_of(name)}{_LOCK}")
+                remove_tree(self._disk, f"{self._own}/{name}")
+        return bool(revoked)
 
     def has_copies(self) -> bool:
         return bool(_newest(self._own))
@@ -363,17 +376,22 @@ class HostStage:
             self._sweep(self._own)
 
     def _make_room(self, source: StageSource) -> None:
-        if not self._has_room(source):
-            self._revoke_early(source.version.step)
-            self.sweep()
-            if not self._has_room(source):
+        early = source.reader.early_directory(source.wanted)
+        if self._has_room(source.size, early):
+            return
+        seconds = _LET_GO if self._revoke_early(early) else 0.0
+        self.sweep()
+        until = self._clock.monotonic() + seconds
+        while not self._has_room(source.size, early):
+            if self._clock.monotonic() >= until:
                 raise self._full(source.size)
+            self._clock.sleep(_POLL)
 
-    def _has_room(self, source: StageSource) -> bool:
-        free = self._disk.free(
-            self._own
-        )  # first: what is written meanwhile then counts twice, not as missing
-        return source.size <= free + (self.early_bytes(source.version.step) or 0)
+    def _has_room(self, size: int, early: str | None) -> bool:
+        """Return whether files fit beside all but the early files in a directory, which become these or go."""
+        # Asked first: what is written meanwhile then counts twice, not as missing.
+        free = self._disk.free(self._own)
+        return size <= free + (_BLOCK * _written(early) if early else 0)
 
     def _full(self, size: int) -> StageFullError:
         free = self._disk.free(self._root)
