@@ -379,7 +379,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_save_costs_its_bytes_alone(
         until(lambda: len([*tmp_path.glob("stage*/*/.early.2-*/*.safetensors")]) == 2, LONG)
         killed.kill()
         monkeypatch.setattr(early_decision, "STILL", 0.2)
-        until(lambda: not [*tmp_path.glob("stage*/*/.early.*")])
+        until(lambda: not [*tmp_path.glob("stage*/*/.early.*")], LONG)
         assert {follower.turn(0.05).kind for follower in followers} == {"nothing"}
         assert [fields["version"] for name, fields in told if name == "load_started"] == ["1.1", "1.1"]
         presences = read_presences(job.disk, job.explorers)[0].values()
