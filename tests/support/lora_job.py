@@ -59,6 +59,7 @@ def finished(root, kind, engine, options=None):
         explorer={"engine": {"kind": kind, "address": engine.address, "options": options or {}}},
     )
     write_job(root / "job.toml", job)
+    (root / "job").mkdir()  # an explorer that is there before its trainer ends where it is missing
     whole_jobs.run_together(root, whole_jobs.TRAIN_AND_EXPLORE, _LONG)
     return root / "job", [one["id"] for one in asked(engine.address, "GET", "/v1/models")[1]["data"]]
 
