@@ -32,17 +32,17 @@ Fate = Literal["remove", "move", "wait"]
 again."""
 
 
-def fate_of(failure: Failure, strikes: int, absent_for: float) -> Fate:
+def fate_of(failure: Failure, strikes: int, begun_for: float) -> Fate:
     """Return what follows from a failure.
 
     Args:
         strikes: Time-outs and lost connections in a row, this one among them.
-        absent_for: Seconds for which it has said that it does not know the version.
+        begun_for: Seconds since this host began with the version.
     """
     if failure in ("refused", "wrong", "denied"):
         return "remove"
     if failure == "absent":
-        return "remove" if absent_for >= ABSENT else "wait"
+        return "remove" if begun_for >= ABSENT else "wait"
     if failure == "busy":
         return "wait"
     return "remove" if strikes >= STRIKES else "move"

@@ -24,6 +24,7 @@ from syncd.parts.hosts.order import next_host, order_of
 from syncd.parts.hosts.pieces import PiecePlan
 from syncd.parts.hosts.pieces_in_work import PiecesInWork, SupersededError
 from syncd.parts.hosts.shelf import LivePieces
+from syncd.parts.hosts.threads import start_thread
 from syncd.protocol.disk import Disk
 from syncd.transports.files.piece_reader import PartialFile
 
@@ -103,7 +104,7 @@ class Gather:
         self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in self._queues}
         self._asked_at: dict[str, float] = {}
         self._strikes: Counter[str] = Counter()
-        self._absent: dict[str, float] = {}
+        self._made_at = time.monotonic()
         self._over = self._is_unshared_read = False
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._error: Exception | None = None
@@ -113,24 +114,27 @@ class Gather:
     def run(self, stop: Callable[[], bool]) -> Tally:
         """Get everything; `stop` is polled."""
         begun = self._begun = self._moved_on = time.monotonic()
-        self.tally.share = self._share()
-        for number in range(len(self._plan.pieces)):
-            if not self._work.has(number):
-                self._enqueue(number)
-        if self.tally.early:
-            self._note_own_read()
-        threads = [
-            threading.Thread(target=self._guarded, args=(work,), name="pieces", daemon=True)
-            for work in self._workers()
-        ]
-        for thread in threads:
-            thread.start()
         try:
+            self._give_up_if(stop)
+            self._begin()
             self._wait(stop)
+        except Exception as error:
+            self._error = self._error or error  # raised by `await_bytes` too
+            raise
         finally:
-            self._end()
+            self.end()
         self.tally.seconds = time.monotonic() - begun
         return self.tally
+
+    def end(self) -> None:
+        """Get nothing more."""
+        with self._changed:
+            self._over = True
+            flying = [request for requests in self._flying.values() for request in requests.values()]
+            self._changed.notify_all()
+        for request in flying:
+            request.end()
+        self._work.close()  # threads that wait for an answer, or for a file system that hangs, write no more
 
     def _share(self) -> int:
         """Return the bytes that this host reads from the file system if nothing is wrong."""
@@ -166,6 +170,16 @@ class Gather:
 
     # --- work ---------------------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        self.tally.share = self._share()
+        for number in range(len(self._plan.pieces)):
+            if not self._work.has(number):
+                self._enqueue(number)
+        if self.tally.early:
+            self._note_own_read()
+        for work in self._workers():
+            start_thread(partial(self._guarded, work), "pieces")
+
     def _workers(self) -> list[Callable[[], None]]:
         others = [host for host in self._together.members if host != self._together.me]
         at_once = 1 if len(others) > _CROWD else 2
@@ -192,20 +206,14 @@ class Gather:
                     raise self._error
                 if self._is_done:
                     return
-            if stop():
-                raise TryAgainError("reading it was given up: told to stop", path=self._plan.files[0].path)
+            self._give_up_if(stop)
             if time.monotonic() - judged >= _JUDGE:
                 judged = time.monotonic()
                 self._judge()
 
-    def _end(self) -> None:
-        with self._changed:
-            self._over = True
-            flying = [request for requests in self._flying.values() for request in requests.values()]
-            self._changed.notify_all()
-        for request in flying:
-            request.end()
-        self._work.close()  # threads that wait for an answer, or for a file system that hangs, write no more
+    def _give_up_if(self, stop: Callable[[], bool]) -> None:
+        if stop():
+            raise TryAgainError("reading it was given up: told to stop", path=self._plan.files[0].path)
 
     # --- the file system ----------------------------------------------------------------------------------------
 
@@ -284,7 +292,6 @@ class Gather:
             try:
                 self._ask(host, number, request)
                 self._strikes[host] = 0
-                self._absent.pop(host, None)
             except SupersededError:
                 pass
             except AskError as error:
@@ -345,8 +352,8 @@ class Gather:
                 return
             self._strikes[host] += failure in ("late", "lost")
             self.tally.wrong += failure == "wrong"
-            absent_for = now - self._absent.setdefault(host, now) if failure == "absent" else 0.0
-            fate = fate_of(failure, self._strikes[host], absent_for)
+            # All deltas of a chain were begun at once, whenever this one had its turn.
+            fate = fate_of(failure, self._strikes[host], now - self._made_at)
             if fate == "remove":
                 self._remove(host, number, failure)
             elif fate == "move":
@@ -390,7 +397,8 @@ class Gather:
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
                 self._moved_on = now
                 self._read_rest()
-            ended = list[HostRequest]()
+            flying = (request for requests in self._flying.values() for request in requests.values())
+            ended = [request for request in flying if request.is_overdue]
             progress = self._progress(now)
             if self.tally.reading and have_most_delivered(progress.values()):
                 late = late_hosts(progress, self._size, now - self._begun, is_coarse=is_coarse)

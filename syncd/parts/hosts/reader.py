@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +15,7 @@ from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.parts.hosts.asking import hosts_that_have
 from syncd.parts.hosts.blame import is_quick_alone
 from syncd.parts.hosts.gather import Gather, Tally, Together
+from syncd.parts.hosts.gather_pool import GatherPool
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
 from syncd.parts.hosts.nearer_disk import HeadsDisk, LocalFile, NearerDisk
 from syncd.parts.hosts.order import order_of
@@ -154,10 +154,10 @@ class HostsReader(PieceReader):
             return
         self._drop_live()
         self._drop_containers(links)
-        with contextlib.ExitStack() as arriving:
+        with contextlib.closing(GatherPool(stop)) as pool, contextlib.ExitStack() as arriving:
             places = dict[str, LocalFile]()
             for link in links:
-                places |= arriving.enter_context(self._containers(link, members, stop))
+                places |= arriving.enter_context(self._containers(pool, link, members))
             yield NearerDisk(self._client.job.disk, places)
 
     def bytes_by_source(self) -> Mapping[str, int]:
@@ -175,7 +175,7 @@ class HostsReader(PieceReader):
 
     @contextlib.contextmanager
     def _containers(
-        self, link: Manifest, members: list[str], stop: Callable[[], bool]
+        self, pool: GatherPool, link: Manifest, members: list[str]
     ) -> Iterator[dict[str, LocalFile]]:
         """Get the containers of a step while the block lasts; yield where this host has them, by where the job does.
 
@@ -197,7 +197,7 @@ class HostsReader(PieceReader):
             shutil.rmtree(path, ignore_errors=True)
             make_directories(path, link.containers)
             hosts = self._hosts(members, plan, "containers", link.digest)
-            with self._begun("containers", plan, link.digest, hosts, path, stop, disk, {}) as gather:
+            with self._begun(pool, "containers", plan, link.digest, hosts, path, disk, {}) as gather:
                 yield {
                     file.path: LocalFile(f"{path}/{file.name}", partial(gather.await_bytes, number))
                     for number, file in enumerate(plan.files)
@@ -236,7 +236,10 @@ class HostsReader(PieceReader):
         self._drop_live()
         disk, digest, partial = self._client.job.disk, wanted.digest, wanted.partial
         try:
-            with self._begun("copy", plan, digest, hosts, target, stop, disk, partial):
+            with (
+                contextlib.closing(GatherPool(stop)) as pool,
+                self._begun(pool, "copy", plan, digest, hosts, target, disk, partial),
+            ):
                 pass
         except BaseException:
             self._drop_live()
@@ -245,12 +248,12 @@ class HostsReader(PieceReader):
     @contextlib.contextmanager
     def _begun(
         self,
+        pool: GatherPool,
         kind: str,
         plan: PiecePlan,
         digest: str,
         hosts: list[str],
         target: str,
-        stop: Callable[[], bool],
         disk: Disk,
         partial: Mapping[str, PartialFile],
     ) -> Iterator[Gather]:
@@ -264,14 +267,8 @@ class HostsReader(PieceReader):
         self._tell(
             "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
         )
-        given_up = threading.Event()
-        with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
-            running = pool.submit(gather.run, lambda: given_up.is_set() or stop())
-            try:
-                yield gather
-            except BaseException:
-                given_up.set()
-                raise
+        with pool.running(gather) as running:
+            yield gather
             self._count(running.result())
 
     def _count(self, tally: Tally) -> None:
@@ -293,11 +290,12 @@ class HostsReader(PieceReader):
     def _listen(self) -> None:
         """Listen, unless another process of this host does already."""
         if self._server is None:
-            self._server = bind_or_none(
+            server = bind_or_none(
                 lambda: PieceServer(self._host, self._port, self._shelf, self._tokens, self._getting)
             )
-            if self._server is not None:
-                self._server.start()
+            if server is not None:
+                server.start()
+            self._server = server
 
     def _own_address(self) -> str:
         port = self._server.server_port if self._server else self._port

@@ -2,14 +2,18 @@
 
 import os
 import threading
+import time
+from collections import Counter
 from http import HTTPStatus
 
 import pytest
 from support.deltas import contents
 
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, StorageError
 from syncd.parts.hosts import asking, reader, server
 from syncd.parts.hosts.blame import STRIKES
+from syncd.parts.hosts.gather import Gather
+from syncd.parts.hosts.gather_pool import AT_ONCE
 
 NOBODY = "127.0.0.1:9"
 """Nobody listens there."""
@@ -279,3 +283,57 @@ def test_what_a_killed_follower_leaves_in_the_stage_is_removed(fleet):
     os.mkdir(f"{own}/containers-0123456789abcdef")
     host.fetcher.sweep()
     assert [name for name in os.listdir(own) if "0123456789abcdef" in name] == []
+
+
+@pytest.mark.parametrize("allowed", [0, 2, 5])
+def test_a_host_that_has_no_more_threads_gives_the_version_up_and_gets_it_later(fleet, monkeypatch, allowed):
+    fleet.whole(1)
+    host, other = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    fleet.delta(2)
+    started, start = [], threading.Thread.start
+
+    def start_few(thread):
+        started.append(thread.name == "pieces")
+        if started[-1] and sum(started) > allowed:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_few)
+        host.try_fetch()
+    assert isinstance(host.error, StorageError)
+    host.error = None
+    fleet.fetch_all()
+    assert right(fleet, [host, other], 2)
+
+
+def test_of_a_long_chain_a_few_deltas_are_read_at_once(fleet, monkeypatch):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    for step in range(2, 9):
+        fleet.delta(step)
+        if step == 4:
+            hosts[1].fetch()  # each begins at another step then
+    running, most, counting, run = Counter(), [], threading.Lock(), Gather.run
+
+    def run_counted(gather, stop):
+        me = gather._together.me
+        with counting:
+            running[me] += 1
+            most.append(running[me])
+        time.sleep(0.1)
+        try:
+            return run(gather, stop)
+        finally:
+            with counting:
+                running[me] -= 1
+
+    monkeypatch.setattr(Gather, "run", run_counted)
+    fleet.fetch_all()
+    assert right(fleet, hosts, 8)
+    assert len(most) == 7 + 4
+    assert max(most) <= AT_ONCE
