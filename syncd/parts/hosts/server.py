@@ -46,6 +46,7 @@ class PieceServer(BoundedServer):
 
     task = "give pieces to other hosts"
     most_connections = MOST_CONNECTIONS
+    busy = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
     def __init__(
         self,
