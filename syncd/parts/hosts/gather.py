@@ -38,6 +38,7 @@ _CROWD = 32
 _READ = 1 << 20
 _JUDGE = 0.2
 _PAUSE = 0.1
+_PAUSES = {"absent": 0.1, "busy": 1.0}  # seconds until a host is asked again; hundreds may ask a busy one
 _TICK = 1e-6
 _TOGETHER = 0.05  # seconds whose answers are noted as one
 
@@ -67,6 +68,7 @@ class Tally:
     removed: dict[str, str] = field(default_factory=dict)  # hosts that were asked nothing more, and why
     seconds: float = 0.0
     reading: float = 0.0  # seconds until its own share was read
+    read: int = 0  # bytes that it read in these
 
     @property
     def is_over_budget(self) -> bool:
@@ -106,6 +108,7 @@ class Gather:
         self._strikes: Counter[str] = Counter()
         self._made_at = time.monotonic()
         self._over = self._is_unshared_read = False
+        self._is_own_begun = False  # whether every piece of its own share is read or being read
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._error: Exception | None = None
         early = sum(file.copied for file in partial.values())
@@ -361,7 +364,7 @@ class Gather:
             else:
                 self._queues[host].append(number)
         if fate == "wait":
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSES[failure])
 
     def _move(self, host: str, number: int) -> None:
         """Ask the next host of its order for a piece.
@@ -400,7 +403,7 @@ class Gather:
             flying = (request for requests in self._flying.values() for request in requests.values())
             ended = [request for request in flying if request.is_overdue]
             progress = self._progress(now)
-            if self.tally.reading and have_most_delivered(progress.values()):
+            if self._is_own_begun and have_most_delivered(progress.values()):
                 late = late_hosts(progress, self._size, now - self._begun, is_coarse=is_coarse)
                 ended += (request for host, keep in late.items() for request in self._take_from(host, keep))
         for request in ended:
@@ -455,16 +458,20 @@ class Gather:
         return list(ended.values())
 
     def _note_proven(self, number: int) -> None:
-        del number
         with self._changed:
             self._left -= 1
+            self._reading.discard(number)
             self._note_own_read()
             self._changed.notify_all()
 
     def _note_own_read(self) -> None:
         """Note when this host's own share was read: at once if it was copied early."""
-        if not self._queues[self._together.me] and not self.tally.reading:
+        if self._queues[self._together.me]:
+            return
+        self._is_own_begun = True
+        if not self._reading and not self.tally.reading:
             self.tally.reading = max(time.monotonic() - self._begun, _TICK)
+            self.tally.read = self.tally.origin - self.tally.early
 
 
 def _spans_of(plan: PiecePlan, file: int) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ from functools import partial
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.parts.hosts.asking import hosts_that_have
-from syncd.parts.hosts.blame import is_quick_alone
+from syncd.parts.hosts.blame import OriginRate, is_quick_alone
 from syncd.parts.hosts.gather import Gather, Tally, Together
 from syncd.parts.hosts.gather_pool import GatherPool
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
@@ -76,7 +76,7 @@ class HostsReader(PieceReader):
         self._server: PieceServer | None = None
         self._bytes, self._counting = {"origin": 0, "peers": 0}, threading.Lock()
         self._is_over_budget = False
-        self._rate: float | None = None
+        self._rate = OriginRate()
         self._tokens = _CachedToken(lambda: read_token(self._client.job))
         self._listen()
         self.address = self._own_address()
@@ -107,7 +107,7 @@ class HostsReader(PieceReader):
             (name, ByteSpan(tile.offset, tile.length)) for name in names for tile in tiles(headers[name])
         ]
         members = read_members(self._client.job) if self._tokens() else []
-        if self._is_auto and is_quick_alone(sum(span.length for _, span in spans), self._rate):
+        if self._is_auto and is_quick_alone(sum(span.length for _, span in spans), self._rate.known):
             members = []
         shares = dict[str, list[ByteSpan]]()
         for number, (name, span) in enumerate(spans):
@@ -218,7 +218,7 @@ class HostsReader(PieceReader):
 
     def _hosts(self, members: list[str], plan: PiecePlan, kind: str, digest: str) -> list[str]:
         """Return whom pieces are asked of: those that have all, else all in turn; nobody if that is as quick."""
-        if self._is_auto and is_quick_alone(plan.size, self._rate):
+        if self._is_auto and is_quick_alone(plan.size, self._rate.known):
             return [self.address]
         token = self._tokens()
         have = self._that_have(members, kind, digest, token) if token else []
@@ -258,7 +258,7 @@ class HostsReader(PieceReader):
         partial: Mapping[str, PartialFile],
     ) -> Iterator[Gather]:
         """Get pieces while the block lasts; its end waits for all of them, and an error in it gives them up."""
-        self._listen()
+        self._listen_again()
         names, path = [file.name for file in plan.files], f"{kind}/{key_of(digest)}"
         live = LivePieces(self._shelf.directory, kind, digest, target, names, len(plan.pieces))
         self._live.append(live)
@@ -273,8 +273,7 @@ class HostsReader(PieceReader):
 
     def _count(self, tally: Tally) -> None:
         self._add(origin=tally.origin, peers=tally.peers)
-        if tally.seconds and tally.origin and not tally.early:
-            self._rate = tally.origin / (tally.reading or tally.seconds)
+        self._rate.note(tally.read, tally.reading)
         if tally.removed:
             self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
         self._is_over_budget = tally.is_over_budget
@@ -296,6 +295,13 @@ class HostsReader(PieceReader):
             if server is not None:
                 server.start()
             self._server = server
+
+    def _listen_again(self) -> None:
+        """Listen where the process that did has ended; if that fails now, other hosts do without this one."""
+        try:
+            self._listen()
+        except ConfigError as error:
+            self._tell("warning", "peers_not_listening", reason=str(error))
 
     def _own_address(self) -> str:
         port = self._server.server_port if self._server else self._port

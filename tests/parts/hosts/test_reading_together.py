@@ -199,7 +199,8 @@ def test_reading_alone_is_chosen_where_it_was_quick(fleet):
     hosts = fleet.add(2)
     fleet.list()
     for host in hosts:
-        host.reader._is_auto, host.reader._rate = True, 1e12
+        host.reader._is_auto = True
+        host.reader._rate.note(10**12, 1.0)
     fleet.fetch_all()
     assert right(fleet, hosts, 1)
     assert all(host.reader.bytes_by_source()["peers"] == 0 for host in hosts)
@@ -230,6 +231,42 @@ def test_an_address_that_others_cannot_ask_is_refused(fleet, address):
     with pytest.raises(ConfigError) as error:
         fleet.add(1, peers=address)
     assert "--peers HOST:PORT" in error.value.hint
+
+
+def test_a_follower_that_cannot_listen_when_its_turn_comes_goes_on(fleet):
+    fleet.whole(1)
+    (first,) = fleet.add(1)
+    (second,) = fleet.add(1, peers=first.reader.address)
+    fleet.list([first])
+    first.reader.close()
+    second.reader._host = "192.0.2.1"  # this host has that address no longer
+    second.fetch()
+    assert right(fleet, [second], 1)
+    assert "peers_not_listening" in second.events()
+
+
+def test_hosts_that_have_no_room_for_more_connections_are_not_removed(fleet, monkeypatch):
+    monkeypatch.setattr(server.PieceServer, "most_connections", 3)
+    full, answer, process = [], server.PieceHandler._send, server.PieceServer.process_request
+
+    def answer_slowly(handler, *piece):
+        time.sleep(0.05)
+        answer(handler, *piece)
+
+    def note_full(server, *request):
+        full.append(len(server._open) >= 3)
+        process(server, *request)
+
+    monkeypatch.setattr(server.PieceHandler, "_send", answer_slowly)
+    monkeypatch.setattr(server.PieceServer, "process_request", note_full)
+    fleet.whole(1)
+    hosts = fleet.add(6)
+    fleet.list()
+    fleet.fetch_all()
+    assert right(fleet, hosts, 1)
+    assert any(full)
+    removed = [fields["hosts"] for host in hosts for name, fields in host.told if name == "peers_removed"]
+    assert not any("lost" in why.values() for why in removed)
 
 
 def test_what_another_follower_of_the_host_gets_is_given_by_the_one_that_listens(fleet):
