@@ -336,5 +336,7 @@ class _CachedToken:
     def __call__(self) -> str | None:
         with self._lock:
             if time.monotonic() >= self._until:
-                self._token, self._until = self._read(), time.monotonic() + 2.0
+                self._until = time.monotonic() + 2.0
+                with contextlib.suppress(OSError):  # else others would blame this host for its file system
+                    self._token = self._read()
             return self._token

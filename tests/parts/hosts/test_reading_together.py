@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from http import HTTPStatus
 
 import pytest
@@ -14,6 +15,7 @@ from syncd.parts.hosts import asking, reader, server
 from syncd.parts.hosts.blame import STRIKES
 from syncd.parts.hosts.gather import Gather
 from syncd.parts.hosts.gather_pool import AT_ONCE
+from syncd.parts.hosts.shelf import LivePieces, Shelf
 
 NOBODY = "127.0.0.1:9"
 """Nobody listens there."""
@@ -374,3 +376,12 @@ def test_of_a_long_chain_a_few_deltas_are_read_at_once(fleet, monkeypatch):
     assert right(fleet, hosts, 8)
     assert len(most) == 7 + 4
     assert max(most) <= AT_ONCE
+
+
+def test_a_gather_that_cannot_be_shown_leaves_no_lock(tmp_path):
+    (tmp_path / "live-copy-7.new").mkdir()  # a stage without room refuses the file too
+    with pytest.raises(OSError, match="directory"):
+        LivePieces(str(tmp_path), "copy", "7", str(tmp_path), ["a"], 3)
+    (tmp_path / "live-copy-7.new").rmdir()
+    with closing(LivePieces(str(tmp_path), "copy", "7", str(tmp_path), ["a"], 3)):
+        assert Shelf(str(tmp_path)).find("copy", "7") is not None
