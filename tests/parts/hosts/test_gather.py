@@ -1,6 +1,7 @@
 """No piece is ever lost between hosts: whatever fails in whichever order, somebody is asked for it."""
 
 import threading
+import time
 
 import pytest
 import xxhash
@@ -77,6 +78,17 @@ def test_what_is_missing_is_read_once_nothing_comes_from_anywhere(place):
         queue.clear()
     made._judge()
     assert set(made._queues[HOSTS[0]]) == set(range(COUNT))
+    live.close()
+    made._work.close()
+
+
+def test_a_request_whose_answer_never_begins_is_ended(place):
+    made, live = gather(place, "overdue")
+    made._moved_on = time.monotonic()  # nothing is stuck
+    prompt, overdue = HostRequest(HOSTS[1], ""), HostRequest(HOSTS[2], "", connect=0.0, silent=0.0)
+    made._flying[HOSTS[1]][1], made._flying[HOSTS[2]][2] = prompt, overdue
+    made._judge()
+    assert (prompt.is_ended, overdue.is_ended) == (False, True)
     live.close()
     made._work.close()
 
