@@ -4,11 +4,14 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from http import HTTPStatus
 
 from syncd.parts.hosts.blame import Failure
-from syncd.parts.hosts.server import TOKEN_HEADER, WAIT
+from syncd.parts.hosts.server import LIMIT, TOKEN_HEADER, WAIT
+from syncd.parts.hosts.threads import start_thread
 
 CONNECT = 5.0
 SILENT = WAIT + 5.0  # seconds without a byte after which a host is late
@@ -42,70 +45,93 @@ class HostRequest:
     def __init__(self, host: str, token: str, connect: float = CONNECT, silent: float = SILENT) -> None:
         name, _, port = host.rpartition(":")
         self._connection = http.client.HTTPConnection(name.strip("[]"), int(port), timeout=connect)
-        self._token, self._silent = token, silent
+        self._token, self._silent, self._begin_in = token, silent, connect + silent
+        self._begun = time.monotonic()
+        self._socket: socket.socket | None = (
+            None  # kept, since `http.client` gives it up with the answer's head
+        )
         self.received = 0
         self.is_ended = False
 
+    @property
+    def is_overdue(self) -> bool:
+        """Return whether it lasts longer than that of an honest host, whatever comes meanwhile."""
+        return time.monotonic() - self._begun > (LIMIT if self.received else self._begin_in)
+
     def get(self, path: str, length: int, take: Callable[[memoryview], None]) -> None:
         """Take the bytes of a piece in chunks."""
-        with self._answered(path) as answer:
+        with contextlib.closing(self._connection), contextlib.closing(self._open(path)) as answer:
             if answer.length != length:
                 raise AskError("wrong")
-            memory = memoryview(bytearray(min(_CHUNK, length)))
             while self.received < length:
-                count = answer.readinto(memory[: length - self.received])
-                if not count:
+                chunk = self._read(answer)
+                if not chunk:
                     raise AskError("lost")
-                self.received += count
-                take(memory[:count])
+                self.received += len(chunk)
+                take(memoryview(chunk))
 
     def is_whole(self, path: str) -> bool:
         """Return whether the host has all of a step."""
-        with self._answered(path) as answer:
+        with contextlib.closing(self._connection), contextlib.closing(self._open(path)) as answer, _blamed():
             document = json.loads(answer.read(4096))
             return isinstance(document, dict) and document.get("whole") is True
 
     def end(self) -> None:
         """End the request; any thread may call it."""
         self.is_ended = True
-        sock = self._connection.sock
-        if sock is not None:
+        if self._socket is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
 
-    @contextlib.contextmanager
-    def _answered(self, path: str) -> Iterator[http.client.HTTPResponse]:
-        headers = {TOKEN_HEADER: self._token, "Connection": "close"}
-        try:
+    def _open(self, path: str) -> http.client.HTTPResponse:
+        with _blamed():
             self._connection.connect()
+            self._socket = self._connection.sock
             if self.is_ended:
                 raise AskError("lost")
-            self._connection.sock.settimeout(self._silent)
-            self._connection.request("GET", path, headers=headers)
+            self._socket.settimeout(self._silent)
+            self._connection.request("GET", path, headers={TOKEN_HEADER: self._token, "Connection": "close"})
             answer = self._connection.getresponse()
-            if answer.status != HTTPStatus.OK:
-                raise AskError(_FAILURES.get(answer.status, "wrong"))
-            yield answer
-        except TimeoutError:
-            raise AskError("late") from None
-        except ConnectionRefusedError:
-            raise AskError("refused") from None
-        except (OSError, http.client.HTTPException, ValueError):
-            raise AskError("lost") from None
-        finally:
-            self._connection.close()
+        if answer.status == HTTPStatus.OK:
+            return answer
+        answer.close()
+        raise AskError(_FAILURES.get(answer.status, "wrong"))
+
+    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+        """Return what has come; waiting for more of it would hide how slowly it comes."""
+        with _blamed():
+            return answer.read1(_CHUNK)
 
 
-def hosts_that_have(hosts: list[str], path: str, token: str) -> list[str]:
+@contextlib.contextmanager
+def _blamed() -> Iterator[None]:
+    try:
+        yield
+    except AskError:
+        raise
+    except TimeoutError:
+        raise AskError("late") from None
+    except ConnectionRefusedError:
+        raise AskError("refused") from None
+    except (OSError, http.client.HTTPException):
+        raise AskError("lost") from None
+    except Exception:  # noqa: BLE001 - whatever an answer brings about, as brackets without an end in JSON
+        raise AskError("wrong") from None
+
+
+def hosts_that_have(hosts: Sequence[str], path: str, token: str) -> list[str]:
     """Return the hosts that have all of a step, of a few that are asked at once, within a second."""
-    import concurrent.futures  # noqa: PLC0415 - not needed to serve
+    requests = {host: HostRequest(host, token, _HAVE, _HAVE) for host in hosts}
+    have = set[str]()
 
-    def ask(host: str) -> bool:
+    def ask(host: str) -> None:
         with contextlib.suppress(AskError):
-            return HostRequest(host, token, _HAVE, _HAVE).is_whole(path)
-        return False
+            if requests[host].is_whole(path):
+                have.add(host)
 
-    if not hosts:
-        return []
-    with concurrent.futures.ThreadPoolExecutor(len(hosts), thread_name_prefix="have") as pool:
-        return [host for host, has in zip(hosts, pool.map(ask, hosts), strict=True) if has]
+    until = time.monotonic() + _HAVE
+    for thread in [start_thread(partial(ask, host), "have") for host in hosts]:
+        thread.join(max(until - time.monotonic(), 0.0))
+    for request in requests.values():
+        request.end()
+    return [host for host in hosts if host in have]

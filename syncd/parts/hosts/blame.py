@@ -6,7 +6,8 @@ everything.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,27 +23,32 @@ ABSENT = 3.0  # seconds that a host may take to begin with a version
 BUDGET = 1.25  # how much of its own share a host may read from the file system before it says so
 ALONE = 3.0  # seconds of reading alone below which other hosts make nothing faster
 
+LEAST_BYTES, LEAST_SECONDS = 64 << 20, 1.0
+"""What a host has read at least before that measures the file system: less comes out of caches, or in a burst."""
+
+RATE_LASTS = 3600.0  # seconds until a rate is forgotten: with early copies nothing may measure it again
+
 Failure = Literal["refused", "wrong", "denied", "late", "absent", "busy", "lost"]
 """refused: nobody listens. wrong: the bytes do not match their digest. denied: it takes another token. late: no
-answer in time. absent: it does not know the version. busy: the piece is on its way to it. lost: the connection
-ended."""
+answer in time. absent: it does not know the version. busy: the piece is on its way to it, or too many ask it. lost:
+the connection ended."""
 
 Fate = Literal["remove", "move", "wait"]
 """remove: it is asked nothing more for this version. move: the next host is asked for this piece. wait: it is asked
 again."""
 
 
-def fate_of(failure: Failure, strikes: int, absent_for: float) -> Fate:
+def fate_of(failure: Failure, strikes: int, begun_for: float) -> Fate:
     """Return what follows from a failure.
 
     Args:
         strikes: Time-outs and lost connections in a row, this one among them.
-        absent_for: Seconds for which it has said that it does not know the version.
+        begun_for: Seconds since this host began with the version.
     """
     if failure in ("refused", "wrong", "denied"):
         return "remove"
     if failure == "absent":
-        return "remove" if absent_for >= ABSENT else "wait"
+        return "remove" if begun_for >= ABSENT else "wait"
     if failure == "busy":
         return "wait"
     return "remove" if strikes >= STRIKES else "move"
@@ -112,6 +118,28 @@ def is_quick_alone(size: int, rate: float | None) -> bool:
         rate: Bytes a second that this host was given by the file system while all hosts read; None if unknown.
     """
     return rate is not None and size < ALONE * rate
+
+
+class OriginRate:
+    """The bytes a second that this host was last given by the file system while all hosts read.
+
+    Args:
+        now: Returns seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._noted_at = now, 0.0
+        self._rate: float | None = None
+
+    def note(self, size: int, seconds: float) -> None:
+        """Note how long bytes took, if they say anything."""
+        if size >= LEAST_BYTES and seconds >= LEAST_SECONDS:
+            self._rate, self._noted_at = size / seconds, self._now()
+
+    @property
+    def known(self) -> float | None:
+        """The rate, None if it is not known, or not known any more."""
+        return self._rate if self._now() - self._noted_at < RATE_LASTS else None
 
 
 def budget_of(share: int) -> int:

@@ -8,6 +8,7 @@ from syncd.daemon.snapshot import Snapshot
 from syncd.parts.hosts.members import MEMBERS, TOKEN, encode_members, members_of, new_token, read_token
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import Term
 
 
 class MembersDuty:
@@ -27,12 +28,20 @@ class MembersDuty:
         del options
         alive = (module.presence for module in snapshot.explorers.values() if module.alive)
         members, term = members_of(alive), self._leader.term
-        if term is not None and members != self._written:
-            if read_token(self._job) is None:
-                term.publish(f"{self._job.state}/{TOKEN}", new_token())
+        if term is not None and members != self._written and self._has_token(term):
             term.publish(f"{self._job.state}/{MEMBERS}", encode_members(members, term.token))
             self._written = members
         return snapshot
+
+    def _has_token(self, term: Term) -> bool:
+        """Write a token if there is none; return whether there is one, False if it cannot be read now."""
+        try:
+            token = read_token(self._job)
+        except OSError:
+            return False  # another token would part the hosts that are reading together
+        if token is None:
+            term.publish(f"{self._job.state}/{TOKEN}", new_token())
+        return True
 
 
 class HostsPart:

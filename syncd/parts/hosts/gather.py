@@ -24,6 +24,7 @@ from syncd.parts.hosts.order import next_host, order_of
 from syncd.parts.hosts.pieces import PiecePlan
 from syncd.parts.hosts.pieces_in_work import PiecesInWork, SupersededError
 from syncd.parts.hosts.shelf import LivePieces
+from syncd.parts.hosts.threads import start_thread
 from syncd.protocol.disk import Disk
 from syncd.transports.files.piece_reader import PartialFile
 
@@ -37,6 +38,7 @@ _CROWD = 32
 _READ = 1 << 20
 _JUDGE = 0.2
 _PAUSE = 0.1
+_PAUSES = {"absent": 0.1, "busy": 1.0}  # seconds until a host is asked again; hundreds may ask a busy one
 _TICK = 1e-6
 _TOGETHER = 0.05  # seconds whose answers are noted as one
 
@@ -66,6 +68,7 @@ class Tally:
     removed: dict[str, str] = field(default_factory=dict)  # hosts that were asked nothing more, and why
     seconds: float = 0.0
     reading: float = 0.0  # seconds until its own share was read
+    read: int = 0  # bytes that it read in these
 
     @property
     def is_over_budget(self) -> bool:
@@ -103,8 +106,9 @@ class Gather:
         self._recent: dict[str, deque[tuple[float, int]]] = {host: deque() for host in self._queues}
         self._asked_at: dict[str, float] = {}
         self._strikes: Counter[str] = Counter()
-        self._absent: dict[str, float] = {}
+        self._made_at = time.monotonic()
         self._over = self._is_unshared_read = False
+        self._is_own_begun = False  # whether every piece of its own share is read or being read
         self._spans: dict[int, list[tuple[int, int, int]]] = {}
         self._error: Exception | None = None
         early = sum(file.copied for file in partial.values())
@@ -113,24 +117,27 @@ class Gather:
     def run(self, stop: Callable[[], bool]) -> Tally:
         """Get everything; `stop` is polled."""
         begun = self._begun = self._moved_on = time.monotonic()
-        self.tally.share = self._share()
-        for number in range(len(self._plan.pieces)):
-            if not self._work.has(number):
-                self._enqueue(number)
-        if self.tally.early:
-            self._note_own_read()
-        threads = [
-            threading.Thread(target=self._guarded, args=(work,), name="pieces", daemon=True)
-            for work in self._workers()
-        ]
-        for thread in threads:
-            thread.start()
         try:
+            self._give_up_if(stop)
+            self._begin()
             self._wait(stop)
+        except Exception as error:
+            self._error = self._error or error  # raised by `await_bytes` too
+            raise
         finally:
-            self._end()
+            self.end()
         self.tally.seconds = time.monotonic() - begun
         return self.tally
+
+    def end(self) -> None:
+        """Get nothing more."""
+        with self._changed:
+            self._over = True
+            flying = [request for requests in self._flying.values() for request in requests.values()]
+            self._changed.notify_all()
+        for request in flying:
+            request.end()
+        self._work.close()  # threads that wait for an answer, or for a file system that hangs, write no more
 
     def _share(self) -> int:
         """Return the bytes that this host reads from the file system if nothing is wrong."""
@@ -166,6 +173,16 @@ class Gather:
 
     # --- work ---------------------------------------------------------------------------------------------------
 
+    def _begin(self) -> None:
+        self.tally.share = self._share()
+        for number in range(len(self._plan.pieces)):
+            if not self._work.has(number):
+                self._enqueue(number)
+        if self.tally.early:
+            self._note_own_read()
+        for work in self._workers():
+            start_thread(partial(self._guarded, work), "pieces")
+
     def _workers(self) -> list[Callable[[], None]]:
         others = [host for host in self._together.members if host != self._together.me]
         at_once = 1 if len(others) > _CROWD else 2
@@ -192,20 +209,14 @@ class Gather:
                     raise self._error
                 if self._is_done:
                     return
-            if stop():
-                raise TryAgainError("reading it was given up: told to stop", path=self._plan.files[0].path)
+            self._give_up_if(stop)
             if time.monotonic() - judged >= _JUDGE:
                 judged = time.monotonic()
                 self._judge()
 
-    def _end(self) -> None:
-        with self._changed:
-            self._over = True
-            flying = [request for requests in self._flying.values() for request in requests.values()]
-            self._changed.notify_all()
-        for request in flying:
-            request.end()
-        self._work.close()  # threads that wait for an answer, or for a file system that hangs, write no more
+    def _give_up_if(self, stop: Callable[[], bool]) -> None:
+        if stop():
+            raise TryAgainError("reading it was given up: told to stop", path=self._plan.files[0].path)
 
     # --- the file system ----------------------------------------------------------------------------------------
 
@@ -284,7 +295,6 @@ class Gather:
             try:
                 self._ask(host, number, request)
                 self._strikes[host] = 0
-                self._absent.pop(host, None)
             except SupersededError:
                 pass
             except AskError as error:
@@ -345,8 +355,8 @@ class Gather:
                 return
             self._strikes[host] += failure in ("late", "lost")
             self.tally.wrong += failure == "wrong"
-            absent_for = now - self._absent.setdefault(host, now) if failure == "absent" else 0.0
-            fate = fate_of(failure, self._strikes[host], absent_for)
+            # All deltas of a chain were begun at once, whenever this one had its turn.
+            fate = fate_of(failure, self._strikes[host], now - self._made_at)
             if fate == "remove":
                 self._remove(host, number, failure)
             elif fate == "move":
@@ -354,7 +364,7 @@ class Gather:
             else:
                 self._queues[host].append(number)
         if fate == "wait":
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSES[failure])
 
     def _move(self, host: str, number: int) -> None:
         """Ask the next host of its order for a piece.
@@ -390,9 +400,10 @@ class Gather:
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
                 self._moved_on = now
                 self._read_rest()
-            ended = list[HostRequest]()
+            flying = (request for requests in self._flying.values() for request in requests.values())
+            ended = [request for request in flying if request.is_overdue]
             progress = self._progress(now)
-            if self.tally.reading and have_most_delivered(progress.values()):
+            if self._is_own_begun and have_most_delivered(progress.values()):
                 late = late_hosts(progress, self._size, now - self._begun, is_coarse=is_coarse)
                 ended += (request for host, keep in late.items() for request in self._take_from(host, keep))
         for request in ended:
@@ -447,16 +458,20 @@ class Gather:
         return list(ended.values())
 
     def _note_proven(self, number: int) -> None:
-        del number
         with self._changed:
             self._left -= 1
+            self._reading.discard(number)
             self._note_own_read()
             self._changed.notify_all()
 
     def _note_own_read(self) -> None:
         """Note when this host's own share was read: at once if it was copied early."""
-        if not self._queues[self._together.me] and not self.tally.reading:
+        if self._queues[self._together.me]:
+            return
+        self._is_own_begun = True
+        if not self._reading and not self.tally.reading:
             self.tally.reading = max(time.monotonic() - self._begun, _TICK)
+            self.tally.read = self.tally.origin - self.tally.early
 
 
 def _spans_of(plan: PiecePlan, file: int) -> list[tuple[int, int, int]]:

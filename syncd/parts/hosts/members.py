@@ -56,9 +56,13 @@ def new_token() -> bytes:
 
 
 def read_token(job: Job) -> str | None:
-    """Return the token of the job, None where there is none or this user may not read it."""
+    """Return the token of the job, None where there is none or this user may not read it.
+
+    Raises:
+        OSError: It cannot be read now, which says nothing about it.
+    """
     try:
         text = job.disk.read(f"{job.state}/{TOKEN}", 1024).decode("ascii", "replace").strip()
-    except (OSError, CorruptDataError):
+    except (*MISSING, PermissionError, CorruptDataError):
         return None
     return text if _TOKEN.fullmatch(text) else None

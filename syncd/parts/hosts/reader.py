@@ -8,14 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
 from syncd.parts.hosts.asking import hosts_that_have
-from syncd.parts.hosts.blame import is_quick_alone
+from syncd.parts.hosts.blame import OriginRate, is_quick_alone
 from syncd.parts.hosts.gather import Gather, Tally, Together
+from syncd.parts.hosts.gather_pool import GatherPool
 from syncd.parts.hosts.members import INFO, is_address, read_members, read_token
 from syncd.parts.hosts.nearer_disk import HeadsDisk, LocalFile, NearerDisk
 from syncd.parts.hosts.order import order_of
@@ -76,7 +76,7 @@ class HostsReader(PieceReader):
         self._server: PieceServer | None = None
         self._bytes, self._counting = {"origin": 0, "peers": 0}, threading.Lock()
         self._is_over_budget = False
-        self._rate: float | None = None
+        self._rate = OriginRate()
         self._tokens = _CachedToken(lambda: read_token(self._client.job))
         self._listen()
         self.address = self._own_address()
@@ -107,7 +107,7 @@ class HostsReader(PieceReader):
             (name, ByteSpan(tile.offset, tile.length)) for name in names for tile in tiles(headers[name])
         ]
         members = read_members(self._client.job) if self._tokens() else []
-        if self._is_auto and is_quick_alone(sum(span.length for _, span in spans), self._rate):
+        if self._is_auto and is_quick_alone(sum(span.length for _, span in spans), self._rate.known):
             members = []
         shares = dict[str, list[ByteSpan]]()
         for number, (name, span) in enumerate(spans):
@@ -154,10 +154,10 @@ class HostsReader(PieceReader):
             return
         self._drop_live()
         self._drop_containers(links)
-        with contextlib.ExitStack() as arriving:
+        with contextlib.closing(GatherPool(stop)) as pool, contextlib.ExitStack() as arriving:
             places = dict[str, LocalFile]()
             for link in links:
-                places |= arriving.enter_context(self._containers(link, members, stop))
+                places |= arriving.enter_context(self._containers(pool, link, members))
             yield NearerDisk(self._client.job.disk, places)
 
     def bytes_by_source(self) -> Mapping[str, int]:
@@ -175,7 +175,7 @@ class HostsReader(PieceReader):
 
     @contextlib.contextmanager
     def _containers(
-        self, link: Manifest, members: list[str], stop: Callable[[], bool]
+        self, pool: GatherPool, link: Manifest, members: list[str]
     ) -> Iterator[dict[str, LocalFile]]:
         """Get the containers of a step while the block lasts; yield where this host has them, by where the job does.
 
@@ -197,7 +197,7 @@ class HostsReader(PieceReader):
             shutil.rmtree(path, ignore_errors=True)
             make_directories(path, link.containers)
             hosts = self._hosts(members, plan, "containers", link.digest)
-            with self._begun("containers", plan, link.digest, hosts, path, stop, disk, {}) as gather:
+            with self._begun(pool, "containers", plan, link.digest, hosts, path, disk, {}) as gather:
                 yield {
                     file.path: LocalFile(f"{path}/{file.name}", partial(gather.await_bytes, number))
                     for number, file in enumerate(plan.files)
@@ -218,7 +218,7 @@ class HostsReader(PieceReader):
 
     def _hosts(self, members: list[str], plan: PiecePlan, kind: str, digest: str) -> list[str]:
         """Return whom pieces are asked of: those that have all, else all in turn; nobody if that is as quick."""
-        if self._is_auto and is_quick_alone(plan.size, self._rate):
+        if self._is_auto and is_quick_alone(plan.size, self._rate.known):
             return [self.address]
         token = self._tokens()
         have = self._that_have(members, kind, digest, token) if token else []
@@ -236,7 +236,10 @@ class HostsReader(PieceReader):
         self._drop_live()
         disk, digest, partial = self._client.job.disk, wanted.digest, wanted.partial
         try:
-            with self._begun("copy", plan, digest, hosts, target, stop, disk, partial):
+            with (
+                contextlib.closing(GatherPool(stop)) as pool,
+                self._begun(pool, "copy", plan, digest, hosts, target, disk, partial),
+            ):
                 pass
         except BaseException:
             self._drop_live()
@@ -245,17 +248,17 @@ class HostsReader(PieceReader):
     @contextlib.contextmanager
     def _begun(
         self,
+        pool: GatherPool,
         kind: str,
         plan: PiecePlan,
         digest: str,
         hosts: list[str],
         target: str,
-        stop: Callable[[], bool],
         disk: Disk,
         partial: Mapping[str, PartialFile],
     ) -> Iterator[Gather]:
         """Get pieces while the block lasts; its end waits for all of them, and an error in it gives them up."""
-        self._listen()
+        self._listen_again()
         names, path = [file.name for file in plan.files], f"{kind}/{key_of(digest)}"
         live = LivePieces(self._shelf.directory, kind, digest, target, names, len(plan.pieces))
         self._live.append(live)
@@ -264,20 +267,13 @@ class HostsReader(PieceReader):
         self._tell(
             "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
         )
-        given_up = threading.Event()
-        with ThreadPoolExecutor(1, thread_name_prefix="gather") as pool:
-            running = pool.submit(gather.run, lambda: given_up.is_set() or stop())
-            try:
-                yield gather
-            except BaseException:
-                given_up.set()
-                raise
+        with pool.running(gather) as running:
+            yield gather
             self._count(running.result())
 
     def _count(self, tally: Tally) -> None:
         self._add(origin=tally.origin, peers=tally.peers)
-        if tally.seconds and tally.origin and not tally.early:
-            self._rate = tally.origin / (tally.reading or tally.seconds)
+        self._rate.note(tally.read, tally.reading)
         if tally.removed:
             self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
         self._is_over_budget = tally.is_over_budget
@@ -293,11 +289,19 @@ class HostsReader(PieceReader):
     def _listen(self) -> None:
         """Listen, unless another process of this host does already."""
         if self._server is None:
-            self._server = bind_or_none(
+            server = bind_or_none(
                 lambda: PieceServer(self._host, self._port, self._shelf, self._tokens, self._getting)
             )
-            if self._server is not None:
-                self._server.start()
+            if server is not None:
+                server.start()
+            self._server = server
+
+    def _listen_again(self) -> None:
+        """Listen where the process that did has ended; if that fails now, other hosts do without this one."""
+        try:
+            self._listen()
+        except ConfigError as error:
+            self._tell("warning", "peers_not_listening", reason=str(error))
 
     def _own_address(self) -> str:
         port = self._server.server_port if self._server else self._port
@@ -332,5 +336,7 @@ class _CachedToken:
     def __call__(self) -> str | None:
         with self._lock:
             if time.monotonic() >= self._until:
-                self._token, self._until = self._read(), time.monotonic() + 2.0
+                self._until = time.monotonic() + 2.0
+                with contextlib.suppress(OSError):  # else others would blame this host for its file system
+                    self._token = self._read()
             return self._token

@@ -5,7 +5,6 @@ import hmac
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from typing import Protocol
 from syncd.errors import ConfigError
 from syncd.http_server import BoundedServer, QuietHandler
 from syncd.parts.hosts.shelf import Holding, Shelf
+from syncd.parts.hosts.threads import start_thread
 
 TOKEN_HEADER = "X-Syncd-Token"  # noqa: S105 - a name of a header
 
@@ -46,6 +46,7 @@ class PieceServer(BoundedServer):
 
     task = "give pieces to other hosts"
     most_connections = MOST_CONNECTIONS
+    busy = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
     def __init__(
         self,
@@ -60,7 +61,11 @@ class PieceServer(BoundedServer):
         super().__init__(address, port, PieceHandler, limit=LIMIT, hint=f"ss -ltnp 'sport = :{port}'")
 
     def start(self) -> None:
-        threading.Thread(target=self.serve_forever, name="pieces", daemon=True).start()
+        try:
+            start_thread(self.serve_forever, "pieces")
+        except BaseException:
+            self.server_close()
+            raise
 
     def add_served(self, length: int) -> None:
         self.served += length

@@ -61,11 +61,16 @@ class LivePieces:
         head = json.dumps({"path": target, "names": list(names)}).encode() + b"\n"
         self._at, self._descriptor = len(head), -1
         self._held = lock_file(f"{self._path}.lock", exclusive=True)
-        if self._held is not None:  # else another process of this host gets it too, and shows its own
+        if self._held is None:  # another process of this host gets it too, and shows its own
+            return
+        try:
             with open(f"{self._path}.new", "wb") as file:
                 file.write(head + bytes(count))
             os.rename(f"{self._path}.new", self._path)
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        except BaseException:
+            self._held.remove()
+            raise
 
     def mark(self, number: int) -> None:
         """Show that a piece is proven and written."""

@@ -6,12 +6,16 @@ from hypothesis import strategies as st
 
 from syncd.parts.hosts.blame import (
     ABSENT,
+    LEAST_BYTES,
+    LEAST_SECONDS,
+    RATE_LASTS,
     SETTLE,
     SLACK,
     STRIKES,
     STUCK,
     WINDOW,
     HostProgress,
+    OriginRate,
     budget_of,
     fate_of,
     have_most_delivered,
@@ -135,6 +139,26 @@ def test_reading_alone_is_chosen_only_where_it_was_measured_to_be_quick():
     assert not is_quick_alone(1, None)
     assert is_quick_alone(299 * MB, 100.0 * MB)
     assert not is_quick_alone(301 * MB, 100.0 * MB)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"), [(LEAST_BYTES - 1, 9.0), (100 * MB, LEAST_SECONDS / 2), (0, 0.0)]
+)
+def test_a_small_share_measures_nothing(size, seconds):
+    rate = OriginRate()
+    rate.note(size, seconds)
+    assert rate.known is None
+
+
+def test_a_rate_is_forgotten_unless_it_is_measured_again():
+    now = [5.0]
+    rate = OriginRate(lambda: now[0])
+    rate.note(200 * MB, 2.0)
+    now[0] += RATE_LASTS - 1
+    rate.note(1, 9.0)
+    assert rate.known == 100 * MB
+    now[0] += 1
+    assert rate.known is None
 
 
 def test_the_budget_is_a_quarter_more_than_the_share():

@@ -1,8 +1,13 @@
 """No piece is ever lost between hosts: whatever fails in whichever order, somebody is asked for it."""
 
+import threading
+import time
+
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import LONG, until
 
 from syncd.parts.hosts.asking import AskError, HostRequest
 from syncd.parts.hosts.gather import Gather, Together
@@ -19,7 +24,7 @@ FAILURES = ("refused", "wrong", "denied", "late", "absent", "busy", "lost")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("syncd.parts.hosts.gather._PAUSE", 0.0)
+        patch.setattr("syncd.parts.hosts.gather._PAUSES", {"absent": 0.0, "busy": 0.0})
         yield tmp_path_factory.mktemp("gather")
 
 
@@ -77,6 +82,17 @@ def test_what_is_missing_is_read_once_nothing_comes_from_anywhere(place):
     made._work.close()
 
 
+def test_a_request_whose_answer_never_begins_is_ended(place):
+    made, live = gather(place, "overdue")
+    made._moved_on = time.monotonic()  # nothing is stuck
+    prompt, overdue = HostRequest(HOSTS[1], ""), HostRequest(HOSTS[2], "", connect=0.0, silent=0.0)
+    made._flying[HOSTS[1]][1], made._flying[HOSTS[2]][2] = prompt, overdue
+    made._judge()
+    assert (prompt.is_ended, overdue.is_ended) == (False, True)
+    live.close()
+    made._work.close()
+
+
 def test_what_this_host_reads_is_not_asked_of_another_host_again(place):
     made, live = gather(place, "reading")
     with made._changed:
@@ -112,3 +128,44 @@ def test_a_late_host_s_pieces_are_read_by_one_host_that_all_others_ask(place, lo
         assert all(number in view for view in views.values())
         (asked,) = {view[number] for view in views.values()}
         assert asked != lost
+
+
+class HeldDisk(LocalDisk):
+    """Gives the bytes of large files once it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def read_at(self, path, offset, length, *, ahead=True):
+        assert length < 9 or self.go.wait(LONG)
+        return super().read_at(path, offset, length, ahead=ahead)
+
+
+def test_the_own_share_is_read_once_no_piece_of_it_is_being_read(place):
+    source, target = place / "own", place / "got"
+    sizes = {"large": 100, "small": 8}
+    for path in (source, target):
+        path.mkdir()
+    for name, size in sizes.items():
+        (source / name).write_bytes(bytes(size))
+    digests = (xxhash.xxh3_128_hexdigest(bytes(size)) for size in sizes.values())
+    parts = (
+        Part(size, "xxh3_128", b"", digest) for size, digest in zip(sizes.values(), digests, strict=True)
+    )
+    files = tuple(PlannedFile(name, str(source / name), size) for name, size in sizes.items())
+    plan = PiecePlan(
+        files, tuple(Piece(number, 0, part.length, (part,)) for number, part in enumerate(parts))
+    )
+    live = LivePieces(str(place), "copy", f"xxh3_128:{'9' * 16}", str(target), list(sizes), 2)
+    disk = HeldDisk()
+    made = Gather(plan, Together(HOSTS[:1], HOSTS[0], "", "copy/9"), disk, str(target), live, {})
+    running = threading.Thread(target=made.run, args=(lambda: False,))
+    running.start()
+    until(lambda: made._work.has(1))
+    assert made.tally.reading == 0
+    disk.go.set()
+    running.join(LONG)
+    assert made.tally.reading > 0
+    assert made.tally.read == 108
+    live.close()

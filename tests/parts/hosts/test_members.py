@@ -1,5 +1,9 @@
 """The list of hosts and the token: written by the leader, read by all, and of no harm when they are damaged."""
 
+import errno
+import os
+from dataclasses import replace
+
 import pytest
 from support.jobs import explorer, start
 
@@ -17,6 +21,7 @@ from syncd.parts.hosts.members import (
 )
 from syncd.parts.hosts.reader import split_address
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.presence import Presence
 
 
@@ -48,6 +53,47 @@ def test_the_leader_lists_the_hosts_that_give_pieces_and_makes_the_token_once(le
     tick(daemon, clock, duty)
     assert len(read_members(job)) == 3
     assert read_token(job) == token
+
+
+class StaleDisk(LocalDisk):
+    """Cannot read the token while it is stale."""
+
+    is_stale = False
+
+    def read(self, path, *limit):
+        if self.is_stale and path.endswith(TOKEN):
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read(path, *limit)
+
+
+def test_a_token_that_cannot_be_read_for_a_while_stays_the_token(led):
+    job, daemon, clock, _ = led
+    disk = StaleDisk()
+    duty = PART.open(replace(job, disk=disk), clock, daemon.leader, None)
+    explorer(job, clock, "e0", info={"peer": "10.0.0.2:7410"})
+    tick(daemon, clock, duty)
+    token = read_token(job)
+    explorer(job, clock, "e1", info={"peer": "10.0.0.1:7410"})
+    disk.is_stale = True
+    tick(daemon, clock, duty)
+    assert read_token(job) == token
+    disk.is_stale = False
+    tick(daemon, clock, duty)
+    assert read_token(job) == token
+    assert len(read_members(job)) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"half"])
+def test_the_leader_replaces_a_token_that_is_missing_or_damaged(led, damage):
+    job, daemon, clock, duty = led
+    for number, name in enumerate(("e0", "e1")):
+        explorer(job, clock, name, info={"peer": f"10.0.0.{number}:7410"})
+        if damage and number:
+            job.disk.replace(f"{job.state}/{TOKEN}", damage)
+        elif number:
+            os.unlink(f"{job.state}/{TOKEN}")
+        tick(daemon, clock, duty)
+        assert read_token(job) is not None
 
 
 def test_without_hosts_that_give_pieces_nothing_is_written(led):

@@ -2,14 +2,20 @@
 
 import os
 import threading
+import time
+from collections import Counter
+from contextlib import closing
 from http import HTTPStatus
 
 import pytest
 from support.deltas import contents
 
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, StorageError
 from syncd.parts.hosts import asking, reader, server
 from syncd.parts.hosts.blame import STRIKES
+from syncd.parts.hosts.gather import Gather
+from syncd.parts.hosts.gather_pool import AT_ONCE
+from syncd.parts.hosts.shelf import LivePieces, Shelf
 
 NOBODY = "127.0.0.1:9"
 """Nobody listens there."""
@@ -195,7 +201,8 @@ def test_reading_alone_is_chosen_where_it_was_quick(fleet):
     hosts = fleet.add(2)
     fleet.list()
     for host in hosts:
-        host.reader._is_auto, host.reader._rate = True, 1e12
+        host.reader._is_auto = True
+        host.reader._rate.note(10**12, 1.0)
     fleet.fetch_all()
     assert right(fleet, hosts, 1)
     assert all(host.reader.bytes_by_source()["peers"] == 0 for host in hosts)
@@ -226,6 +233,42 @@ def test_an_address_that_others_cannot_ask_is_refused(fleet, address):
     with pytest.raises(ConfigError) as error:
         fleet.add(1, peers=address)
     assert "--peers HOST:PORT" in error.value.hint
+
+
+def test_a_follower_that_cannot_listen_when_its_turn_comes_goes_on(fleet):
+    fleet.whole(1)
+    (first,) = fleet.add(1)
+    (second,) = fleet.add(1, peers=first.reader.address)
+    fleet.list([first])
+    first.reader.close()
+    second.reader._host = "192.0.2.1"  # this host has that address no longer
+    second.fetch()
+    assert right(fleet, [second], 1)
+    assert "peers_not_listening" in second.events()
+
+
+def test_hosts_that_have_no_room_for_more_connections_are_not_removed(fleet, monkeypatch):
+    monkeypatch.setattr(server.PieceServer, "most_connections", 3)
+    full, answer, process = [], server.PieceHandler._send, server.PieceServer.process_request
+
+    def answer_slowly(handler, *piece):
+        time.sleep(0.05)
+        answer(handler, *piece)
+
+    def note_full(server, *request):
+        full.append(len(server._open) >= 3)
+        process(server, *request)
+
+    monkeypatch.setattr(server.PieceHandler, "_send", answer_slowly)
+    monkeypatch.setattr(server.PieceServer, "process_request", note_full)
+    fleet.whole(1)
+    hosts = fleet.add(6)
+    fleet.list()
+    fleet.fetch_all()
+    assert right(fleet, hosts, 1)
+    assert any(full)
+    removed = [fields["hosts"] for host in hosts for name, fields in host.told if name == "peers_removed"]
+    assert not any("lost" in why.values() for why in removed)
 
 
 def test_what_another_follower_of_the_host_gets_is_given_by_the_one_that_listens(fleet):
@@ -279,3 +322,66 @@ def test_what_a_killed_follower_leaves_in_the_stage_is_removed(fleet):
     os.mkdir(f"{own}/containers-0123456789abcdef")
     host.fetcher.sweep()
     assert [name for name in os.listdir(own) if "0123456789abcdef" in name] == []
+
+
+@pytest.mark.parametrize("allowed", [0, 2, 5])
+def test_a_host_that_has_no_more_threads_gives_the_version_up_and_gets_it_later(fleet, monkeypatch, allowed):
+    fleet.whole(1)
+    host, other = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    fleet.delta(2)
+    started, start = [], threading.Thread.start
+
+    def start_few(thread):
+        started.append(thread.name == "pieces")
+        if started[-1] and sum(started) > allowed:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_few)
+        host.try_fetch()
+    assert isinstance(host.error, StorageError)
+    host.error = None
+    fleet.fetch_all()
+    assert right(fleet, [host, other], 2)
+
+
+def test_of_a_long_chain_a_few_deltas_are_read_at_once(fleet, monkeypatch):
+    fleet.whole(1)
+    hosts = fleet.add(2)
+    fleet.list()
+    fleet.fetch_all()
+    for step in range(2, 9):
+        fleet.delta(step)
+        if step == 4:
+            hosts[1].fetch()  # each begins at another step then
+    running, most, counting, run = Counter(), [], threading.Lock(), Gather.run
+
+    def run_counted(gather, stop):
+        me = gather._together.me
+        with counting:
+            running[me] += 1
+            most.append(running[me])
+        time.sleep(0.1)
+        try:
+            return run(gather, stop)
+        finally:
+            with counting:
+                running[me] -= 1
+
+    monkeypatch.setattr(Gather, "run", run_counted)
+    fleet.fetch_all()
+    assert right(fleet, hosts, 8)
+    assert len(most) == 7 + 4
+    assert max(most) <= AT_ONCE
+
+
+def test_a_gather_that_cannot_be_shown_leaves_no_lock(tmp_path):
+    (tmp_path / "live-copy-7.new").mkdir()  # a stage without room refuses the file too
+    with pytest.raises(OSError, match="directory"):
+        LivePieces(str(tmp_path), "copy", "7", str(tmp_path), ["a"], 3)
+    (tmp_path / "live-copy-7.new").rmdir()
+    with closing(LivePieces(str(tmp_path), "copy", "7", str(tmp_path), ["a"], 3)):
+        assert Shelf(str(tmp_path)).find("copy", "7") is not None

@@ -1,12 +1,14 @@
 """What the server of a host gives, to whom, and what it never gives."""
 
+import errno
 import http.client
 import socket
 
 import pytest
 
+from syncd.parts.hosts.asking import AskError, HostRequest
 from syncd.parts.hosts.members import read_token
-from syncd.parts.hosts.server import TOKEN_HEADER
+from syncd.parts.hosts.server import TOKEN_HEADER, PieceServer
 from syncd.parts.hosts.shelf import key_of
 
 
@@ -78,3 +80,20 @@ def test_a_job_without_a_token_gives_nothing(host):
     host.reader._tokens._read = lambda: None
     host.reader._tokens._until = 0.0
     assert ask(host, f"/have/copy/{key(host)}")[0] == 403
+
+
+def test_a_token_that_cannot_be_read_for_a_while_is_taken_meanwhile(host):
+    def fail():
+        raise OSError(errno.EIO, "Input/output error")
+
+    host.reader._tokens._read = fail
+    host.reader._tokens._until = 0.0
+    assert ask(host, f"/have/copy/{key(host)}")[0] == 200
+
+
+def test_a_request_beyond_those_it_answers_at_once_is_told_to_come_again(host, monkeypatch):
+    monkeypatch.setattr(PieceServer, "most_connections", 0)
+    assert ask(host, f"/have/copy/{key(host)}") == (503, b"")
+    with pytest.raises(AskError) as error:
+        HostRequest(host.reader.address, read_token(host.client.job)).is_whole(f"/have/copy/{key(host)}")
+    assert error.value.failure == "busy"
