@@ -29,6 +29,7 @@ from explorer_hooks.follower.policy import FollowOptions  # noqa: E402
 from explorer_hooks.follower.versions import Fetcher  # noqa: E402
 from syncd.client.client import Client  # noqa: E402
 from syncd.parts.hosts import reader, server  # noqa: E402
+from syncd.parts.hosts.blame import OriginRate  # noqa: E402
 from syncd.protocol.local_disk import LocalDisk  # noqa: E402
 from syncd.transports.files.leased_directory import LoadTimings  # noqa: E402
 
@@ -119,10 +120,10 @@ tell = lambda level, name, **fields: told.append([name, fields])  # noqa: E731
 fetcher = Fetcher(client, FakeHook(FakeEngine()), options, lambda: False, tell)
 before = None
 if conf["has"]:
-    fetcher._reader._rate = float("inf")  # read alone, and nothing is measured yet
+    fetcher._reader._rate.note(1 << 50, 1.0)  # read alone, and nothing is measured yet
     before = fetcher.fetch(conf["has"], LoadTimings(client.clock))
 if conf["peers"]:
-    fetcher._reader._rate, fetcher._reader._is_auto = None, False
+    fetcher._reader._rate, fetcher._reader._is_auto = OriginRate(), False
 disk.is_far = True
 touch(conf["ready"])
 while not os.path.exists(conf["go"]):
