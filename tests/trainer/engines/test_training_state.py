@@ -11,11 +11,12 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 import structlog
 import torch
+from support.jobs import write_step
 from support.samples import configured, context_of
 from support.tiny import TinyEngine
 
 from syncd.errors import StorageError
-from syncd.protocol.layout import parse_attempt_name
+from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.writer import StepWriter
 from syncd.transports.ranks import Ranks
 from trainer import checkpoints
@@ -170,7 +171,7 @@ def test_an_error_of_the_storage_in_the_thread_surfaces_at_the_wait_and_the_next
     with pytest.raises(StorageError, match=os.strerror(number)):
         engine.wait_for_save()
     step = tmp_path / "job" / "global_step_1"
-    assert sorted(name.name for name in step.iterdir() if "training" in name.name) == []
+    assert not [path for path in (*step.iterdir(), *step.parent.iterdir()) if "training" in path.name]
     assert not (step / ".full_checkpoint").exists()
     assert (step / "manifest.json").exists(), "the weights are a step nevertheless"
     monkeypatch.undo()
@@ -229,7 +230,30 @@ def test_an_error_on_one_rank_is_raised_on_all_and_no_rank_waits_for_its_part(tm
     for thread in threads:
         thread.join(_LONG)
     assert raised == ["No space left on device"] * 2
-    assert not [name for name in os.listdir(tmp_path / "job" / "global_step_1") if "training" in name]
+    places = (tmp_path / "job", tmp_path / "job" / "global_step_1")
+    assert not [name for place in places for name in os.listdir(place) if "training" in name]
+
+
+def test_what_a_rank_writes_late_is_not_in_the_way_of_its_step(tmp_path):
+    """Its step is removed between two of its files, and written again."""
+    job = Job.at(tmp_path)
+    write_step(job, 4)
+    directory = checkpoints.begin_training(job, "a")
+    state_copy.write_files({"model.pt": b"", "critic/model.pt": b""}, directory)
+    os.rename(job.step(4), job.step(5))
+    state_copy.write_files({"critic/optim.pt": b""}, directory)
+    write_step(job, 4)
+    assert not [name for name in os.listdir(job.step(4)) if "training" in name]
+
+
+def test_a_rank_whose_save_was_removed_writes_nothing_more(tmp_path):
+    job = Job.at(tmp_path)
+    directory = checkpoints.begin_training(job, "a")
+    checkpoints.begin_training(job, "b")
+    for name in ("model.pt", "critic/model.pt"):
+        with pytest.raises(StorageError, match="No such file"):
+            state_copy.write_files({name: b""}, directory)
+    assert not os.path.exists(directory)
 
 
 def test_weights_beyond_the_budget_are_streamed(tmp_path):
