@@ -27,6 +27,7 @@ from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.version import read_marker
 from trainer.engines import state_copy
 
 BAD_TOKEN = 64
@@ -261,12 +262,36 @@ def test_two_ranks_save_together_and_exit_with_the_error_of_rank_0(tmp_path):
     assert {f"tiny_{rank}_of_2.pt" for rank in (0, 1)} < set(os.listdir(tmp_path / "global_step_2/training"))
 
 
+@pytest.mark.parametrize("mode", ["background", "stream"])
+def test_a_last_step_that_is_sealed_while_its_marker_fails_becomes_a_full_checkpoint(
+    tmp_path, monkeypatch, mode
+):
+    replace, failures = LocalDisk.replace, []
+
+    def failing(disk, path, data, **more):
+        if path == Job.at(tmp_path).marker and data == b"2" and not failures:
+            failures.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        replace(disk, path, data, **more)
+
+    fill(tmp_path, 4)
+    monkeypatch.setattr(LocalDisk, "replace", failing)
+    config = small_config(tmp_path, trainer={"total_steps": 2}, sync={"mode": mode, "delta": "off"})
+    with prepared_trainer(config) as (made, _), pytest.raises(StorageError, match="Input/output error"):
+        made.train()
+    assert (len(failures), full_checkpoints(tmp_path)) == (1, [2])
+    assert read_marker(LocalDisk(), Job.at(tmp_path).marker).step == 2
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_checkpoint_that_fails_behind_is_counted_and_training_goes_on_as_if_nothing_had_been(
     tmp_path, monkeypatch, number
 ):
+    failing = []
+
     def broken(path, mode):
-        if "failing/global_step_4" in path:
+        failing.extend(["failing/.training."] if "failing/.training." in path else [])
+        if len(failing) == 2:  # at step 4: each save writes one file
             raise OSError(number, os.strerror(number), path)
         return open(path, mode)
 
@@ -285,5 +310,5 @@ def test_a_checkpoint_that_fails_behind_is_counted_and_training_goes_on_as_if_no
         2,
         6,
     ]
-    assert not list((job / "global_step_4").glob("*training*"))
+    assert not [*job.glob(".training*"), *(job / "global_step_4").glob("*training*")]
     assert all(record["timing_s/save_blocked"] > 0 for _, record in shown.records if "save/step" in record)

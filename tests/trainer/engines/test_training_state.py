@@ -15,9 +15,10 @@ from support.jobs import write_step
 from support.samples import configured, context_of
 from support.tiny import TinyEngine
 
-from syncd.errors import StorageError
+from syncd.errors import StorageError, TimedOutError
 from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.writer import StepWriter
+from syncd.transports.files import step_saver
 from syncd.transports.ranks import Ranks
 from trainer import checkpoints
 from trainer.engines import state_copy
@@ -254,6 +255,48 @@ def test_a_rank_whose_save_was_removed_writes_nothing_more(tmp_path):
         with pytest.raises(StorageError, match="No such file"):
             state_copy.write_files({name: b""}, directory)
     assert not os.path.exists(directory)
+
+
+def test_a_rank_that_seals_a_step_after_the_others_gave_up_leaves_a_step_that_is_saved(tmp_path, monkeypatch):
+    """The first rank ends its wait; the second seals the step, and learns of the error then."""
+    (tmp_path / "job").mkdir()
+    config, may_write, raised = configured("none", tmp_path / "job"), threading.Event(), [None, None]
+    begin = StepWriter.receipt
+
+    def slow(writer, number, *arguments, **more):
+        if number == 2:
+            may_write.wait(_LONG)
+        return begin(writer, number, *arguments, **more)
+
+    def given_up(writer, rank, *_):
+        if rank == 0:
+            may_write.set()
+            raise TimedOutError("step 1 was not completed by all ranks")
+
+    monkeypatch.setattr(StepWriter, "receipt", slow)
+    monkeypatch.setattr(step_saver, "wait_until_whole", given_up)
+    values, barrier = [None, None], threading.Barrier(2, timeout=_LONG)
+
+    def save(rank):
+        engine = Counting(context_of(config, Threads(rank, values, barrier)))
+        engine.prepare()
+        engine.train_step(None)
+        engine.save_state_dict()
+        try:
+            engine.wait_for_save()
+        except TimedOutError as error:
+            raised[rank] = error.message
+        engine.save_checkpoint({}, block_until_saved=True)
+        assert engine.saved_step == 1
+        engine.shutdown()
+
+    threads = [threading.Thread(target=save, args=[rank]) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LONG)
+    assert raised == ["step 1 was not completed by all ranks"] * 2
+    assert checkpoints.full_checkpoints(Job.at(tmp_path / "job")) == [1]
 
 
 def test_weights_beyond_the_budget_are_streamed(tmp_path):
