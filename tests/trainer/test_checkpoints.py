@@ -1,12 +1,13 @@
 """Full checkpoints: their order, what a kill at each point leaves, and where a run goes on."""
 
 import contextlib
+import errno
 import os
 import shutil
 from dataclasses import replace
 
 import pytest
-from support.jobs import write_step
+from support.jobs import ManualClock, write_step
 from support.pausing import Pausing
 
 from syncd.errors import CorruptDataError, StorageError
@@ -137,6 +138,41 @@ def test_a_damaged_checkpoint_is_skipped_and_none_left_is_an_error(job):
         with pytest.raises(CorruptDataError, match="no full checkpoint is complete") as caught:
             find_state(job)
         assert "continue_from_checkpoint" in caught.value.hint
+
+
+class Refusing(LocalDisk):
+    """A disk that refuses some reads of a file."""
+
+    def __init__(self, name, error, times):
+        super().__init__()
+        self._name, self._error, self.left = name, error, times
+
+    def read(self, path, *limit):
+        if path.endswith(self._name) and self.left > 0:
+            self.left -= 1
+            raise OSError(self._error, os.strerror(self._error), path)
+        return super().read(path, *limit)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["global_step_4/training/trainer.json", "global_step_4/manifest.json", "checkpointed_iteration.txt"],
+)
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again(job, name, error):
+    save(job, 2)
+    save(job, 4)
+    disk, clock = Refusing(name, error, times=3), ManualClock()
+    assert find_state(Job(job.root, job.state, disk), clock) == state_at(4)
+    assert disk.left == 0
+
+
+def test_a_checkpoint_that_stays_unreadable_is_not_given_up_for_an_older_one(job):
+    save(job, 2)
+    save(job, 4)
+    disk = Refusing("global_step_4/training/trainer.json", errno.EIO, times=9999)
+    with pytest.raises(StorageError, match="Input/output error"):
+        find_state(Job(job.root, job.state, disk), ManualClock())
 
 
 def test_a_checkpoint_newer_than_the_tracker_is_ignored(job):
