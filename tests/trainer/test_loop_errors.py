@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -134,24 +135,39 @@ def test_an_error_outside_a_step_saves_a_full_checkpoint_and_its_exit_code(
     assert same(weights(job, 5), weights(tmp_path / "straight", 5))
 
 
-def test_an_io_error_of_the_experience_reader_saves_a_full_checkpoint(tmp_path, monkeypatch):
-    """A gap in the numbers has the reader ask how far batches were consumed, and the mount does not say."""
+def test_an_io_error_of_the_experience_reader_ends_no_run(tmp_path, monkeypatch):
+    """A gap in the numbers has the reader ask how far batches were consumed, and the mount does not say once."""
     fill(tmp_path, 4)
-    (tmp_path / "experiences/e0/3.parquet").unlink()
+    third, hidden = tmp_path / "experiences/e0/3.parquet", tmp_path / "hidden"
+    third.rename(hidden)
     read = LocalDisk.read
 
-    with prepared_trainer(small_config(tmp_path)) as (made, _):
+    def failing(disk, path, *limit):
+        if ".consumed" in path and hidden.exists():
+            hidden.rename(third)
+            raise OSError(errno.EIO, "Input/output error", path)
+        return read(disk, path, *limit)
 
-        def failing(disk, path, *limit):
-            if ".consumed" in path and made.train_step_num == 2:
-                raise OSError(errno.EIO, "Input/output error", path)
-            return read(disk, path, *limit)
+    monkeypatch.setattr(LocalDisk, "read", failing)
+    assert run(small_config(tmp_path))[0] == 0
+    assert (hidden.exists(), full_checkpoints(tmp_path)) == (False, [4])
 
-        monkeypatch.setattr(LocalDisk, "read", failing)
-        with pytest.raises(StorageError) as caught:
-            made.train()
-    assert "e0.json" in str(caught.value)
-    assert full_checkpoints(tmp_path) == [2]
+
+def test_a_read_error_while_a_checkpoint_waits_for_its_weights_is_a_failed_save(tmp_path, monkeypatch):
+    """The job cannot be looked at once, by the thread that writes the training state of step 2."""
+    fill(tmp_path, 5)
+    refresh, failures = LocalDisk.refresh, []
+
+    def failing(disk, path):
+        if threading.current_thread().name == "checkpoint" and path == str(tmp_path) and not failures:
+            failures.append(path)
+            raise OSError(errno.EIO, "Input/output error", path)
+        refresh(disk, path)
+
+    monkeypatch.setattr(LocalDisk, "refresh", failing)
+    code, shown = run(small_config(tmp_path, trainer={"total_steps": 4, "save_interval": 2}))
+    assert (code, len(failures), full_checkpoints(tmp_path)) == (0, 1, [4])
+    assert [record["sync/failures"] for _, record in shown.records if "sync/failures" in record] == [1.0]
 
 
 def test_an_error_in_the_progress_display_saves_a_full_checkpoint(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from threading import Event, Thread
 from typing import Any
 
-from syncd.errors import StorageError, SyncdError, TimedOutError
+from syncd.errors import StorageError, SyncdError, TimedOutError, storage_errors
 from syncd.protocol.disk import MISSING
 from syncd.protocol.manifest import read_manifest
 from syncd.transports.ranks import all_or_error
@@ -103,7 +103,8 @@ class CheckpointSave:
 
     def _run(self) -> None:
         try:
-            self._write()
+            with storage_errors(self._context.job.step(self.step)):
+                self._write()
         except Exception as error:  # noqa: BLE001 - raised by whoever waits
             self._done.set_exception(error)
         else:
