@@ -1,9 +1,9 @@
 """Makes a step a full checkpoint: each part durable before the next, `.full_checkpoint` before the tracker.
 
-The engine's ranks write the training state into a directory of this save inside the sealed step, `.training.SAVE`.
-One rename makes it `training/`; then comes `actor/huggingface/` if asked for or needed; then `.full_checkpoint`, with
-which the checkpoint is complete; last the tracker and a copy of the state in the job directory. If a rank of an
-earlier start writes late, its directory no longer exists.
+The engine's ranks write the training state into a directory of this save beside the steps, `.training.SAVE`. It
+becomes the step's `training/` by way of the trainer's fence; then comes `actor/huggingface/` if asked for or needed;
+then `.full_checkpoint`, with which the checkpoint is complete; last the tracker and a copy of the state in the job
+directory. So a trainer that was replaced, or a rank of it that writes late, writes nothing into a step.
 """
 
 import contextlib
@@ -57,23 +57,28 @@ def training_directory(job: Job, step: int) -> str:
     return f"{job.step(step)}/{TRAINING}"
 
 
-def begin_training(job: Job, step: int, save: str) -> str:
+def begin_training(job: Job, save: str, fence: str = "") -> str:
     """Make the empty directory of a new save of an engine's training state, and remove what earlier ones left."""
-    with storage_errors(job.step(step)):
-        for entry in job.disk.list(job.step(step)):
-            if entry.name.startswith(_STAGED):
-                remove_tree(job.disk, f"{job.step(step)}/{entry.name}")
-        job.disk.make_directory(staged_directory(job, step, save))
-    return staged_directory(job, step, save)
+    with storage_errors(job.root):
+        left = [entry.name for entry in job.disk.list(job.root) if entry.name.startswith(_STAGED)]
+        if fence:
+            # After the listing: while the fence was there, no successor had begun a save.
+            job.disk.list(fence)
+        for name in left:
+            # A rank of an earlier trainer may be stopped while it holds a file open.
+            with contextlib.suppress(OSError):
+                remove_tree(job.disk, f"{job.root}/{name}")
+        job.disk.make_directory(staged_directory(job, save))
+    return staged_directory(job, save)
 
 
-def staged_directory(job: Job, step: int, save: str) -> str:
-    return f"{job.step(step)}/{_STAGED}{save}"
+def staged_directory(job: Job, save: str) -> str:
+    return f"{job.root}/{_STAGED}{save}"
 
 
-def is_begun(job: Job, step: int, save: str) -> bool:
-    job.disk.refresh(job.step(step))
-    return os.path.isdir(staged_directory(job, step, save))
+def is_begun(job: Job, save: str) -> bool:
+    job.disk.refresh(job.root)
+    return os.path.isdir(staged_directory(job, save))
 
 
 def sync_files(job: Job, directory: str, names: Collection[str]) -> None:
@@ -99,9 +104,15 @@ def is_written(job: Job, directory: str, count: int) -> bool:
         return len(_notes(job, directory)) == count
 
 
-def discard_training(job: Job, step: int, save: str) -> None:
-    with contextlib.suppress(OSError, SyncdError):
-        remove_tree(job.disk, staged_directory(job, step, save))
+def discard_training(job: Job, save: str, fence: str) -> None:
+    for place in (staged_directory(job, save), _ready_directory(job, save, fence)):
+        with contextlib.suppress(OSError, SyncdError):
+            remove_tree(job.disk, place)
+
+
+def _ready_directory(job: Job, save: str, fence: str) -> str:
+    """Return from where a training state is renamed into its step."""
+    return f"{fence or job.root}/{_STAGED}{save}"
 
 
 def _notes(job: Job, directory: str) -> list[str]:
@@ -116,16 +127,16 @@ def complete(
     Args:
         save: The save of the training state that is to become `training/`; empty where it is there already.
         as_hf: Whether to add `actor/huggingface/`; a step that is stored as a delta gets it anyway, of whole files.
-        fence: The directory through which marks and tracker are renamed; a trainer that was replaced has lost it.
+        fence: The directory through which a trainer renames all this; one that was replaced has lost it.
     """
     disk, path, via = job.disk, job.step(step), fence or None
     with storage_errors(path):
         if save:
-            staged = staged_directory(job, step, save)
+            staged = staged_directory(job, save)
             for note in _notes(job, staged):
                 disk.unlink(f"{staged}/{note}")
             disk.replace(f"{staged}/{_STATE}", encode(state))
-            _become_training(disk, path, staged)
+            _become_training(job, step, save, fence)
         else:
             disk.replace(f"{training_directory(job, step)}/{_STATE}", encode(state), via=via)
         if read_manifest(disk, path).kind == "delta":
@@ -138,14 +149,16 @@ def complete(
         disk.replace(f"{job.root}/{META}", encode(state), via=via)
 
 
-def _become_training(disk: Disk, path: str, staged: str) -> None:
+def _become_training(job: Job, step: int, save: str, fence: str) -> None:
     """Rename the training state to its name, and remove an unfinished one."""
-    target = f"{path}/{TRAINING}"
-    aside = f"{path}/{_STAGED}replaced-{uuid.uuid4().hex}"
+    disk, target, ready = job.disk, training_directory(job, step), _ready_directory(job, save, fence)
+    aside = _ready_directory(job, f"replaced-{uuid.uuid4().hex}", fence)
+    # Without a fence this changes nothing, but fails if the save's directory is gone.
+    disk.rename(staged_directory(job, save), ready)
     with contextlib.suppress(*MISSING):
         disk.rename(target, aside)
-    disk.rename(staged, target)
-    disk.sync_directory(path)
+    disk.rename(ready, target)
+    disk.sync_directory(job.step(step))
     remove_tree(disk, aside)
 
 
@@ -220,7 +233,8 @@ def _place_huggingface(disk: Disk, actor: str, fill: Callable[[str], None]) -> N
     if os.path.isdir(target):
         return
     preparing = f"{actor}/{temporary_name(HUGGINGFACE)}"
-    disk.make_directory(preparing)
+    os.mkdir(preparing)  # without parents: the step may have been taken away
+    disk.adopt(preparing)
     try:
         fill(preparing)
         disk.sync_directory(preparing)

@@ -1,7 +1,8 @@
 """Ensures that one trainer trains a job: it holds a term of `.syncd/trainer.lock`, as the daemon of its own lock.
 
-A trainer seals steps, and replaces marker and tracker, through the directory of its term. A trainer that takes over
-removes that directory. One that was paused and wakes up can do none of this: the file system refuses its renames.
+A trainer seals steps, makes training states part of them, and replaces marker and tracker, through the directory of
+its term. A trainer that takes over removes that directory. One that was paused and wakes up can do none of this: the
+file system refuses its renames.
 """
 
 import threading

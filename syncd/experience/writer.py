@@ -90,7 +90,9 @@ class ExperienceWriter(Closing):
 
     def _explain(self, error: OSError, path: str) -> None:
         """Raise the error of a failed write; return if the batch is visible and durable all the same."""
-        if exists(self.job.disk, path):
+        failure = self._failure(error, path)
+        # Once this process is fenced, a batch of that number is another's.
+        if not isinstance(failure, FencedError) and exists(self.job.disk, path):
             try:
                 self.job.disk.sync_directory(path.rpartition("/")[0])
             except OSError as again:
@@ -99,14 +101,22 @@ class ExperienceWriter(Closing):
                 failed.message = f"the batch is visible, but may not outlast a power cut: {failed.message}"
                 raise failed from error
             return
-        raise self._failure(error, path) from error
+        raise failure from error
 
     def _failure(self, error: OSError, path: str) -> FencedError | StorageError:
         """Return the error of a write that failed: a fence if the directory of this process is gone."""
-        if not isinstance(error, MISSING) or exists(self.job.disk, self._place):
+        if not isinstance(error, MISSING) or self._is_there():
             return storage_error(error, path)
         return FencedError(
             f"a later process writes as explorer {self.explorer}",
             path=self._place,
             hint="give each explorer a different identity",
         )
+
+    def _is_there(self) -> bool:
+        """Return whether this process still has its directory; a listing asks the server, a stat may be cached."""
+        try:
+            self.job.disk.list(self._place)
+        except MISSING:
+            return False
+        return True

@@ -9,10 +9,10 @@ import uuid
 
 import pytest
 from support.jobs import ManualClock, shard_bytes, start, write_step
+from support.pausing import Pausing
 
 from syncd.errors import AlreadySealedError, FencedError, SaveLostError, UsageError
 from syncd.protocol.layout import Job, parse_attempt_name
-from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import (
     damaged_files,
     encode_manifest,
@@ -25,35 +25,6 @@ from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 
 STEP = 7
-
-
-class Pausing(LocalDisk):
-    """A disk that lets others go first, before its k-th call."""
-
-    def __init__(self, at, meanwhile):
-        super().__init__()
-        self.calls, self._at, self._meanwhile = 0, at, meanwhile
-
-    def _count(self):
-        self.calls += 1
-        if self.calls == self._at:
-            self._meanwhile()
-
-    def __getattribute__(self, name):
-        found = super().__getattribute__(name)
-        if name in {
-            "read",
-            "stat",
-            "list",
-            "refresh",
-            "replace",
-            "rename",
-            "make_directory",
-            "unlink",
-            "sync_directory",
-        }:
-            self._count()
-        return found
 
 
 def save(job, attempt, *, world_size=1, salt=0, fence="", announce=True):

@@ -303,7 +303,7 @@ def test_a_full_checkpoint_of_a_delta_has_a_whole_directory(trainer, tmp_path):
     for step in (1, 2, 3):
         trainer.store(step, weights.train().tensors.items)
     assert form_of(job, 3) == "delta"
-    begin_training(job, 3, "save")
+    begin_training(job, "save")
     complete(job, 3, {"protocol": 1, "step": 3}, save="save")
     assert latest_hf_directory(job) == f"{job.step(3)}/actor/huggingface"
     found, whole = contents(latest_hf_directory(job)), contents(f"{trainer.plain_job.step(3)}/actor")

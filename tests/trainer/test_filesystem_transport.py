@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="the trainer needs torch")
 from support.saving import absent, config_of, index_of, load, log_probs, new_job, temporaries, tiny, whole  # noqa: E402
 
 from syncd.errors import NonFiniteError, StorageError, SyncdError, TimedOutError, UsageError  # noqa: E402
+from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.files import shard as shard_module  # noqa: E402
 from syncd.transports.files.buffers import TensorCopies  # noqa: E402
 from syncd.transports.files.save_outcome import SaveFailedError  # noqa: E402
@@ -259,6 +260,15 @@ class TestFailure:
         with pytest.raises(TimedOutError, match="all ranks"):
             save(saver, 0, [("a", torch.ones(4)), ("b", torch.ones(4))])
         assert absent(job, 0)
+
+    def test_a_read_error_while_a_rank_waits_for_the_others_is_one_of_storage(self, job, mode, monkeypatch):
+        def failing(writer):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), writer.path)
+
+        monkeypatch.setattr(StepWriter, "sealed", failing)
+        saver = StepSaver(job, 0, 2, mode=mode, timeout=60)
+        with pytest.raises(StorageError, match="Input/output error"):
+            save(saver, 0, [("a", torch.ones(4)), ("b", torch.ones(4))])
 
     def test_a_failing_rank_still_iterates_the_whole_export(self, job, mode):
         walked = []

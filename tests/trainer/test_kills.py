@@ -283,7 +283,7 @@ def finish(job, kind=WHOLE, how=start):
 
 def unfinished(job):
     """Return the training states that are being written, or were when their rank was killed."""
-    return [path for path in glob.glob(f"{job}/global_step_*/.training.*") if "replaced" not in path]
+    return glob.glob(f"{job}/.training.*")
 
 
 def wait_for_random_work(job, process, draw):

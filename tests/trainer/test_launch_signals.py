@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import time
+from functools import partial
 
 import pytest
 from support.launching import INT, KILL, TERM, USR2, Launch, alive, until
@@ -33,6 +34,22 @@ def test_a_failed_rank_ends_the_others_with_its_exit_code(tmp_path):
     assert "[rank 1] error: the disk is on fire\n[rank 1] hint: call somebody\n" in errors
     assert "rank 1 (pid" in errors
     assert "rank 0 was asked by SIGTERM" in output or "rank 0" not in output
+
+
+def unread_pipe():
+    source, entry = os.pipe()
+    os.close(source)
+    return open(entry, "wb")
+
+
+@pytest.mark.parametrize("make", [partial(open, "/dev/full", "wb"), unread_pipe], ids=["full", "unread"])
+def test_ranks_may_save_when_one_fails_although_nothing_can_be_printed(tmp_path, make):
+    with make() as errors:
+        launch = Launch(tmp_path, "--nproc", "2", "--rank", "wait_for_stop", stderr=errors)
+    ranks = launch.up(2)
+    os.kill(ranks[1]["pid"], KILL)
+    code, output, _ = launch.ended()
+    assert (code, output) == (128 + 9, "rank 0 was asked by SIGTERM\n")
 
 
 @pytest.mark.parametrize("number", [TERM, USR2, INT], ids=lambda number: number.name)

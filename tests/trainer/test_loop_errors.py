@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.version import read_marker
 from trainer.engines import state_copy
 
 BAD_TOKEN = 64
@@ -133,24 +135,39 @@ def test_an_error_outside_a_step_saves_a_full_checkpoint_and_its_exit_code(
     assert same(weights(job, 5), weights(tmp_path / "straight", 5))
 
 
-def test_an_io_error_of_the_experience_reader_saves_a_full_checkpoint(tmp_path, monkeypatch):
-    """A gap in the numbers has the reader ask how far batches were consumed, and the mount does not say."""
+def test_an_io_error_of_the_experience_reader_ends_no_run(tmp_path, monkeypatch):
+    """A gap in the numbers has the reader ask how far batches were consumed, and the mount does not say once."""
     fill(tmp_path, 4)
-    (tmp_path / "experiences/e0/3.parquet").unlink()
+    third, hidden = tmp_path / "experiences/e0/3.parquet", tmp_path / "hidden"
+    third.rename(hidden)
     read = LocalDisk.read
 
-    with prepared_trainer(small_config(tmp_path)) as (made, _):
+    def failing(disk, path, *limit):
+        if ".consumed" in path and hidden.exists():
+            hidden.rename(third)
+            raise OSError(errno.EIO, "Input/output error", path)
+        return read(disk, path, *limit)
 
-        def failing(disk, path, *limit):
-            if ".consumed" in path and made.train_step_num == 2:
-                raise OSError(errno.EIO, "Input/output error", path)
-            return read(disk, path, *limit)
+    monkeypatch.setattr(LocalDisk, "read", failing)
+    assert run(small_config(tmp_path))[0] == 0
+    assert (hidden.exists(), full_checkpoints(tmp_path)) == (False, [4])
 
-        monkeypatch.setattr(LocalDisk, "read", failing)
-        with pytest.raises(StorageError) as caught:
-            made.train()
-    assert "e0.json" in str(caught.value)
-    assert full_checkpoints(tmp_path) == [2]
+
+def test_a_read_error_while_a_checkpoint_waits_for_its_weights_is_a_failed_save(tmp_path, monkeypatch):
+    """The job cannot be looked at once, by the thread that writes the training state of step 2."""
+    fill(tmp_path, 5)
+    refresh, failures = LocalDisk.refresh, []
+
+    def failing(disk, path):
+        if threading.current_thread().name == "checkpoint" and path == str(tmp_path) and not failures:
+            failures.append(path)
+            raise OSError(errno.EIO, "Input/output error", path)
+        refresh(disk, path)
+
+    monkeypatch.setattr(LocalDisk, "refresh", failing)
+    code, shown = run(small_config(tmp_path, trainer={"total_steps": 4, "save_interval": 2}))
+    assert (code, len(failures), full_checkpoints(tmp_path)) == (0, 1, [4])
+    assert [record["sync/failures"] for _, record in shown.records if "sync/failures" in record] == [1.0]
 
 
 def test_an_error_in_the_progress_display_saves_a_full_checkpoint(tmp_path, monkeypatch):
@@ -261,12 +278,36 @@ def test_two_ranks_save_together_and_exit_with_the_error_of_rank_0(tmp_path):
     assert {f"tiny_{rank}_of_2.pt" for rank in (0, 1)} < set(os.listdir(tmp_path / "global_step_2/training"))
 
 
+@pytest.mark.parametrize("mode", ["background", "stream"])
+def test_a_last_step_that_is_sealed_while_its_marker_fails_becomes_a_full_checkpoint(
+    tmp_path, monkeypatch, mode
+):
+    replace, failures = LocalDisk.replace, []
+
+    def failing(disk, path, data, **more):
+        if path == Job.at(tmp_path).marker and data == b"2" and not failures:
+            failures.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        replace(disk, path, data, **more)
+
+    fill(tmp_path, 4)
+    monkeypatch.setattr(LocalDisk, "replace", failing)
+    config = small_config(tmp_path, trainer={"total_steps": 2}, sync={"mode": mode, "delta": "off"})
+    with prepared_trainer(config) as (made, _), pytest.raises(StorageError, match="Input/output error"):
+        made.train()
+    assert (len(failures), full_checkpoints(tmp_path)) == (1, [2])
+    assert read_marker(LocalDisk(), Job.at(tmp_path).marker).step == 2
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_checkpoint_that_fails_behind_is_counted_and_training_goes_on_as_if_nothing_had_been(
     tmp_path, monkeypatch, number
 ):
+    failing = []
+
     def broken(path, mode):
-        if "failing/global_step_4" in path:
+        failing.extend(["failing/.training."] if "failing/.training." in path else [])
+        if len(failing) == 2:  # at step 4: each save writes one file
             raise OSError(number, os.strerror(number), path)
         return open(path, mode)
 
@@ -285,5 +326,5 @@ def test_a_checkpoint_that_fails_behind_is_counted_and_training_goes_on_as_if_no
         2,
         6,
     ]
-    assert not list((job / "global_step_4").glob("*training*"))
+    assert not [*job.glob(".training*"), *(job / "global_step_4").glob("*training*")]
     assert all(record["timing_s/save_blocked"] > 0 for _, record in shown.records if "save/step" in record)

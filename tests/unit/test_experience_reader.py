@@ -145,6 +145,27 @@ def test_a_missing_batch_number_is_skipped_after_a_time_out(job, clock):
     assert reader.counts["missing"] == 1
 
 
+@pytest.mark.parametrize("place", [".consumed", ".rejected"])
+def test_what_cannot_be_asked_about_a_missing_batch_number_is_asked_again(job, clock, monkeypatch, place):
+    write(job, "e0", [make()], [make()])
+    os.rename(batch_paths.batch(job, "e0", 1), f"{job.root}/hidden")
+    reader = ExperienceReader(job, clock)
+    with monkeypatch.context() as patch:
+        for name in ("read", "list"):
+            real = getattr(LocalDisk, name)
+
+            def failing(disk, path, *limit, real=real):
+                if place in path:
+                    raise OSError(errno.EIO, "Input/output error", path)
+                return real(disk, path, *limit)
+
+            patch.setattr(LocalDisk, name, failing)
+        assert taken(reader) == []
+        assert reader.counts["retried"] == 1
+    os.rename(f"{job.root}/hidden", batch_paths.batch(job, "e0", 1))
+    assert taken(reader) == [("e0", 1), ("e0", 2)]
+
+
 class Flaky(LocalDisk):
     """A disk on which reads of batches fail for a while."""
 

@@ -61,6 +61,18 @@ def test_an_earlier_writer_of_the_same_identity_is_fenced(job):
     assert second.write([make()]).endswith("/2.parquet")
 
 
+def test_a_fenced_writer_takes_no_batch_of_a_later_writer_for_its_own(job):
+    first = ExperienceWriter(job, "e0")
+    first.write([make()])
+    second = ExperienceWriter(job, "e0")
+    for _ in range(3):
+        second.write([make()])
+    for _ in range(2):
+        with pytest.raises(FencedError, match="later process"):
+            first.write([make()])
+    assert first.upcoming == 2
+
+
 def test_writers_of_two_identities_are_independent(job):
     first, second = ExperienceWriter(job, "e0"), ExperienceWriter(job, "e1")
     assert first.write([make()]).endswith("e0/1.parquet")

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from threading import Event, Thread
 from typing import Any
 
-from syncd.errors import StorageError, SyncdError, TimedOutError
+from syncd.errors import StorageError, SyncdError, TimedOutError, storage_errors
 from syncd.protocol.disk import MISSING
 from syncd.protocol.manifest import read_manifest
 from syncd.transports.ranks import all_or_error
@@ -103,7 +103,8 @@ class CheckpointSave:
 
     def _run(self) -> None:
         try:
-            self._write()
+            with storage_errors(self._context.job.step(self.step)):
+                self._write()
         except Exception as error:  # noqa: BLE001 - raised by whoever waits
             self._done.set_exception(error)
         else:
@@ -122,17 +123,17 @@ class CheckpointSave:
     def _write_training(self, captured: CapturedState) -> None:
         job, ranks, timeout = self._context.job, self._context.ranks, self._timeout
         if ranks.rank == 0:
-            checkpoints.begin_training(job, self.step, self._save)
+            checkpoints.begin_training(job, self._save, self._context.fence)
         else:
-            self._wait_for(lambda: checkpoints.is_begun(job, self.step, self._save), timeout)
-        directory = checkpoints.staged_directory(job, self.step, self._save)
+            self._wait_for(lambda: checkpoints.is_begun(job, self._save), timeout)
+        directory = checkpoints.staged_directory(job, self._save)
         checkpoints.sync_files(job, directory, captured.write(directory))
         checkpoints.note_written(job, directory, ranks.rank)
 
     def _complete(self) -> None:
         context, save = self._context, self._save if self._captured is not None else ""
         if save:
-            directory = checkpoints.staged_directory(context.job, self.step, save)
+            directory = checkpoints.staged_directory(context.job, save)
             count = context.ranks.world_size
             self._wait_for(lambda: checkpoints.is_written(context.job, directory, count), self._timeout)
         checkpoints.complete(
@@ -161,5 +162,6 @@ class CheckpointSave:
 
     def _discard(self) -> None:
         """Remove what was written, once no rank writes any more: if the disk is full, its space is needed."""
-        if self._context.ranks.rank == 0 and self._captured is not None:
-            checkpoints.discard_training(self._context.job, self.step, self._save)
+        context = self._context
+        if context.ranks.rank == 0 and self._captured is not None:
+            checkpoints.discard_training(context.job, self._save, context.fence)

@@ -4,16 +4,17 @@ import time
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 import structlog
 import torch
 
-from syncd.errors import ConfigError, SyncdError, UsageError
+from syncd.errors import ConfigError, SaveLostError, SyncdError, UsageError, storage_errors
 from syncd.protocol.adapter_base import AdapterBase, find_base
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.protocol.process import Process
+from syncd.protocol.writer import StepWriter
 from syncd.transports.base import (
     FILES,
     SendContext,
@@ -184,13 +185,15 @@ class FileEngine(TrainEngineWrapper):
         if method not in self.senders:
             opened = ", ".join(self.senders) or "none: call prepare first"
             raise UsageError(f"this run opened no transport {method!r}", hint=f"opened: {opened}")
+        if self._announced_again():
+            return
         self._sender = self.senders[method]
         if self._files is None:
             self._files = all_or_error(self.context.ranks, self.companions)
         # Now: it must be of the very weights that are exported.
         probe = self._measured_probe(self.token_logprobs)
         content = StepContent(self.export, self._files, probe, _CHECKPOINT if is_checkpoint else "")
-        self._attempt = self._new_attempt()
+        self._attempt, self._handed = self._new_attempt(), None
         self._sender.send(self.train_step_num, self._attempt, content)
         self._handed = self.train_step_num
 
@@ -297,6 +300,24 @@ class FileEngine(TrainEngineWrapper):
                 self._saving.close()
             self._handed = self._saving = None
             raise
+
+    def _announced_again(self) -> bool:
+        """Return whether the save that failed last has sealed this step all the same; the marker names it then."""
+        if self._handed is not None or not self._attempt:
+            return False
+        ranks = self.context.ranks
+        if ranks.broadcast(rank0_or_error(ranks, self._announce_if_sealed)):
+            self._handed = self.train_step_num
+        return self._handed is not None
+
+    def _announce_if_sealed(self) -> bool:
+        job, step, ranks = self.context.job, self.train_step_num, self.context.ranks
+        writer = StepWriter(job, step, ranks.world_size, self._attempt, fence=self.context.fence)
+        with storage_errors(writer.sealed_path), suppress(SaveLostError):
+            if writer.sealed():
+                writer.announce()
+                return True
+        return False
 
     def _new_attempt(self) -> str:
         return self.context.ranks.broadcast(uuid.uuid4().hex)

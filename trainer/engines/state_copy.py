@@ -6,14 +6,13 @@ storages.
 """
 
 import copy
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -111,7 +110,9 @@ def write_files(files: TrainingState, directory: str) -> list[str]:
     for name, content in files.items():
         path = f"{directory}/{name}"
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            for parent in reversed(PurePath(name).parents[:-1]):
+                # Without the save's own directory, which another trainer may have removed.
+                Path(directory, parent).mkdir(exist_ok=True)
             if isinstance(content, Path):
                 shutil.copyfile(content, path)
                 continue

@@ -175,7 +175,10 @@ class ExperienceReader:
         """Read one batch, or skip what is not a batch; empty `seqs` if nothing more can be read now."""
         file = BatchFile(explorer, self.cursor.through.get(explorer, 0) + 1)
         if file.seq not in seqs:
-            self._skip_missing(file, seqs)
+            try:
+                self._skip_missing(file, seqs)
+            except OSError as error:
+                self._wait_for_storage(file, seqs, error)
             return None
         loaded = None
         try:
@@ -184,8 +187,7 @@ class ExperienceReader:
             self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", error.message)
         except OSError as error:
             if not self._is_settled(file):
-                self._note("retried", explorer=explorer, seq=file.seq, reason=str(error))
-                seqs.clear()
+                self._wait_for_storage(file, seqs, error)
                 return None
             self._reject(explorer, f"{file.seq}{batch_paths.SUFFIX}", f"cannot be read: {error}")
         self._advance(file, seqs)
@@ -228,6 +230,11 @@ class ExperienceReader:
             self._advance(BatchFile(file.explorer, gap), seqs)
         else:
             seqs.clear()
+
+    def _wait_for_storage(self, file: BatchFile, seqs: set[int], error: OSError) -> None:
+        """Read no more of this explorer until the next poll."""
+        self._note("retried", explorer=file.explorer, seq=file.seq, reason=str(error))
+        seqs.clear()
 
     def _is_settled(self, file: BatchFile) -> bool:
         now = self.clock.monotonic()

@@ -162,11 +162,11 @@ class RankSupervisor:
     def _end_others(self, rank: _Rank, status: int) -> None:
         how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with {status}"
         others = f"; ending the other {len(self._living)}" if self._living else ""
+        self._send(signal.SIGTERM)
+        self._kill_at = time.monotonic() + GRACE
         _print(f"error: rank {rank.number} (pid {rank.process.pid}) {how}{others}")
         if status == -signal.SIGKILL:
             _print("hint: dmesg | tail   # the kernel kills when memory runs out")
-        self._send(signal.SIGTERM)
-        self._kill_at = time.monotonic() + GRACE
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._living.values():
@@ -211,7 +211,7 @@ def _copy_lines(source: int, prefix: bytes) -> None:
 def _write_lines(lines: list[bytes], prefix: bytes) -> None:
     text = b"".join(b"%s%s\n" % (prefix, line) for line in lines if line)
     # If nobody reads us any more, or our disk is full, the output is dropped: ranks must not wait.
-    with _writing, contextlib.suppress(OSError):
+    with _writing, contextlib.suppress(OSError, ValueError):
         while text:
             text = text[os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text) :]
 
@@ -224,4 +224,4 @@ def _signal_name(number: int) -> str:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a message for people
+    _write_lines([line.encode()], b"")

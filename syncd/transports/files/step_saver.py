@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from syncd.errors import UsageError, storage_error
+from syncd.errors import UsageError, storage_error, storage_errors
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
@@ -204,7 +204,7 @@ class StepSaver:
             return
         (save, share, future), self._pending = self._pending, None
         if not future.result():
-            wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
+            self._wait_until_whole(save)
         self._buffers.keep(save.writer.step, save.writer.attempt, share)
 
     @property
@@ -274,6 +274,10 @@ class StepSaver:
                 raise
             self._note_sent(save)
         if not is_sealed:
+            self._wait_until_whole(save)
+
+    def _wait_until_whole(self, save: StepSave) -> None:
+        with storage_errors(save.writer.path):
             wait_until_whole(save.writer, self._rank, self._clock, self._timeout)
 
     def _plan(self, tensors: AnyExport) -> None:

@@ -11,12 +11,14 @@ pytest.importorskip("torch", reason="the trainer needs torch")
 
 import structlog
 import torch
+from support.jobs import write_step
 from support.samples import configured, context_of
 from support.tiny import TinyEngine
 
-from syncd.errors import StorageError
-from syncd.protocol.layout import parse_attempt_name
+from syncd.errors import StorageError, TimedOutError
+from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.writer import StepWriter
+from syncd.transports.files import step_saver
 from syncd.transports.ranks import Ranks
 from trainer import checkpoints
 from trainer.engines import state_copy
@@ -170,7 +172,7 @@ def test_an_error_of_the_storage_in_the_thread_surfaces_at_the_wait_and_the_next
     with pytest.raises(StorageError, match=os.strerror(number)):
         engine.wait_for_save()
     step = tmp_path / "job" / "global_step_1"
-    assert sorted(name.name for name in step.iterdir() if "training" in name.name) == []
+    assert not [path for path in (*step.iterdir(), *step.parent.iterdir()) if "training" in path.name]
     assert not (step / ".full_checkpoint").exists()
     assert (step / "manifest.json").exists(), "the weights are a step nevertheless"
     monkeypatch.undo()
@@ -229,7 +231,72 @@ def test_an_error_on_one_rank_is_raised_on_all_and_no_rank_waits_for_its_part(tm
     for thread in threads:
         thread.join(_LONG)
     assert raised == ["No space left on device"] * 2
-    assert not [name for name in os.listdir(tmp_path / "job" / "global_step_1") if "training" in name]
+    places = (tmp_path / "job", tmp_path / "job" / "global_step_1")
+    assert not [name for place in places for name in os.listdir(place) if "training" in name]
+
+
+def test_what_a_rank_writes_late_is_not_in_the_way_of_its_step(tmp_path):
+    """Its step is removed between two of its files, and written again."""
+    job = Job.at(tmp_path)
+    write_step(job, 4)
+    directory = checkpoints.begin_training(job, "a")
+    state_copy.write_files({"model.pt": b"", "critic/model.pt": b""}, directory)
+    os.rename(job.step(4), job.step(5))
+    state_copy.write_files({"critic/optim.pt": b""}, directory)
+    write_step(job, 4)
+    assert not [name for name in os.listdir(job.step(4)) if "training" in name]
+
+
+def test_a_rank_whose_save_was_removed_writes_nothing_more(tmp_path):
+    job = Job.at(tmp_path)
+    directory = checkpoints.begin_training(job, "a")
+    checkpoints.begin_training(job, "b")
+    for name in ("model.pt", "critic/model.pt"):
+        with pytest.raises(StorageError, match="No such file"):
+            state_copy.write_files({name: b""}, directory)
+    assert not os.path.exists(directory)
+
+
+def test_a_rank_that_seals_a_step_after_the_others_gave_up_leaves_a_step_that_is_saved(tmp_path, monkeypatch):
+    """The first rank ends its wait; the second seals the step, and learns of the error then."""
+    (tmp_path / "job").mkdir()
+    config, may_write, raised = configured("none", tmp_path / "job"), threading.Event(), [None, None]
+    begin = StepWriter.receipt
+
+    def slow(writer, number, *arguments, **more):
+        if number == 2:
+            may_write.wait(_LONG)
+        return begin(writer, number, *arguments, **more)
+
+    def given_up(writer, rank, *_):
+        if rank == 0:
+            may_write.set()
+            raise TimedOutError("step 1 was not completed by all ranks")
+
+    monkeypatch.setattr(StepWriter, "receipt", slow)
+    monkeypatch.setattr(step_saver, "wait_until_whole", given_up)
+    values, barrier = [None, None], threading.Barrier(2, timeout=_LONG)
+
+    def save(rank):
+        engine = Counting(context_of(config, Threads(rank, values, barrier)))
+        engine.prepare()
+        engine.train_step(None)
+        engine.save_state_dict()
+        try:
+            engine.wait_for_save()
+        except TimedOutError as error:
+            raised[rank] = error.message
+        engine.save_checkpoint({}, block_until_saved=True)
+        assert engine.saved_step == 1
+        engine.shutdown()
+
+    threads = [threading.Thread(target=save, args=[rank]) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LONG)
+    assert raised == ["step 1 was not completed by all ranks"] * 2
+    assert checkpoints.full_checkpoints(Job.at(tmp_path / "job")) == [1]
 
 
 def test_weights_beyond_the_budget_are_streamed(tmp_path):

@@ -140,7 +140,7 @@ def _publish(config: JobFile, source: str, step: int) -> None:
 
 def _write_training(job: Job, files: RankFiles, step: int) -> None:
     save = uuid.uuid4().hex
-    directory = begin_training(job, step, save)
+    directory = begin_training(job, save)
     with storage_errors(directory):
         for name in files.names():
             write_files({name: files.load(name)}, directory)

@@ -94,7 +94,9 @@ class TinkerEngine(FileEngine):
             raise UsageError(
                 f"the engine tinker cannot sync by {method!r}: its weights are on the server", hint=hint
             )
-        self._attempt = self._new_attempt()
+        if self._announced_again():
+            return
+        self._attempt, self._handed = self._new_attempt(), None
         self._publish(self._measured_probe(self.token_logprobs))
         self._handed = self.train_step_num
 
