@@ -140,13 +140,18 @@ def _make_at(path: str, subject: Subject, dtype: str, rows: Rows) -> Document:
     making = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         document = _run(subject, making, dtype, rows)
+        _rename_unless_made(making, path)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return document
+
+
+def _rename_unless_made(making: str, path: str) -> None:
+    try:
         os.rename(making, path)
     except OSError:
         if not os.path.isdir(path):
             raise
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
-    return document
 
 
 def _run(subject: Subject, target: str, dtype: str, rows: Rows) -> Document:
@@ -173,7 +178,7 @@ def _make_here(module: str, asked: list[str], rows: Rows, path: str) -> Document
     make: Callable[..., Document] = resolve_name(f"{module}:make")
     try:
         return make(*asked, rows)
-    except (ValueError, RuntimeError, ImportError) as error:
+    except Exception as error:  # libraries have errors of their own, as safetensors has
         raise LoadFailedError(f"no exam can be made: {error}", path=path) from error
 
 

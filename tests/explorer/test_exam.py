@@ -1,8 +1,10 @@
 """The exam: a kind of tensor that an engine does not load is found before it gets work, in whichever dtype."""
 
 import copy
+import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from syncd.protocol.file_lock import lock_file  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 
 LONG = 60.0
+BESIDE = ("config.json", "generation_config.json")
 ARCHITECTURES = ["Llama, untied", "Qwen2, untied", "Qwen3, tied", "Qwen3-MoE", "Gemma3, tied"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -301,6 +304,32 @@ def test_what_fails_while_an_exam_is_open_is_not_taken_for_one_that_cannot_be_ma
     files, start = ExamFiles(scene.job), engine_of(tmp_path, "Qwen2, untied", "float32").start_directory()
     with pytest.raises(OSError, match="the engine's own"), files.opened(Subject(start), "float32", None):
         raise OSError("the engine's own")
+
+
+def test_an_exam_that_cannot_be_written_is_left_out(tmp_path, scene):
+    """The file system shows room and refuses the bytes, as with a quota."""
+    hook = engine_of(tmp_path, "Qwen2, untied", "float32")
+    least = max(os.path.getsize(f"{hook.start_directory()}/{name}") for name in BESIDE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * least, limits[1]))
+    try:
+        follow(scene, hook)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "no exam can be made" in report(scene).exam
+    assert report(scene).state is EngineState.WAITING
+
+
+def test_an_exam_that_fails_beside_the_copy_of_another_host_is_left_out(tmp_path, scene, monkeypatch):
+    start = engine_of(tmp_path, "Qwen2, untied", "float32").start_directory()
+
+    def refused(_subject, target, *_asked):
+        os.makedirs(target.rpartition(".")[0].rpartition(".")[0])
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(exams, "_run", refused)
+    with pytest.raises(LoadFailedError, match="quota"):
+        ExamFiles(scene.job).opened(Subject(start), "float32", None).__enter__()
 
 
 def test_the_exam_is_made_once_for_all(tmp_path, scene, monkeypatch):
