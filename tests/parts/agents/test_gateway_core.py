@@ -621,6 +621,29 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_an_answer_whose_call_has_half_a_character_is_drawn_once_and_recorded(tmp_path, stream, path):
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, max_tokens=200)
+    text = r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d"}}</tool_call>'
+    bed.engine.say = lambda _: [*bed.ids(text), 0]
+    with bed.serving() as (driver, _), contextlib.ExitStack() as opened:
+        session = driver.session("g", 0)
+        client = opened.enter_context(openai.OpenAI(base_url=session["base_url"], api_key="any"))
+        asked = {"model": "policy", "stream": stream}
+        if path == "responses":
+            tools = [{"type": "function", **TOOL["function"]}]
+            reply = client.responses.create(input=HELLO, tools=tools, **asked)
+            said = (list(reply)[-1].response if stream else reply).output_text
+        else:
+            reply = client.chat.completions.create(messages=HELLO, tools=[TOOL], **asked)
+            said = _said(reply, stream)["content"]
+        assert (said, len(bed.engine.prompts)) == (text, 1)
+        driver.reward(session, 1.0)
+        (row,) = rows(bed)
+    assert row.info["turns"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reverse", [False, True], ids=["as called", "reversed"])
 def test_an_answer_that_calls_two_tools_is_continued_by_both_results(tmp_path, stream, reverse):
     """One segment with the exact tokens, whichever result comes first; the time of each tool is that of both."""
