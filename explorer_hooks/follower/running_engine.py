@@ -56,7 +56,8 @@ class EngineStatus:
         self.died_loading: Pair | None = None
         """The version during whose load it went away, to come back as a new process; None once that was counted."""
         self._lost_in: Pair | None = None
-        """The version during whose load its connection was lost, until it answers again."""
+        """The version during whose load its connection was lost, until it answers again; None if it ran none before:
+        what it says then is the same whether it ended or the network was out."""
         self._next, self._pause = float("-inf"), _SOONEST
 
     @property
@@ -112,7 +113,7 @@ class EngineStatus:
 
     def lose_loading(self, pair: Pair, error: EngineUnreachableError) -> None:
         """Note that it went away while it loaded a version, so that it may be half loaded."""
-        self.is_suspect, self._lost_in = True, pair
+        self.is_suspect, self._lost_in = True, pair if self.label is not None else None
         self.unproven.end(is_proven=False)
         self.lose(error)
 

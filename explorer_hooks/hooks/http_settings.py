@@ -150,5 +150,7 @@ def leading_numbers(version: object) -> tuple[int, ...]:
 
 
 def _replaced(path: str, old: str, new: str) -> str:
-    is_below = bool(old) and (path == old or path.startswith(f"{old}/"))
-    return new + path[len(old) :] if is_below else path
+    """Return a path with another beginning; the empty one is the root's, below which every absolute path is."""
+    if old and path == old:
+        return new or "/"
+    return new + path[len(old) :] if path.startswith(f"{old}/") else path

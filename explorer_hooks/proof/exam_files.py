@@ -28,6 +28,7 @@ from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG, Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.probe import Probe
+from syncd.protocol.process import host_name
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.safetensors import read_header
 from syncd.protocol.version import Version
@@ -102,6 +103,7 @@ class ExamFiles:
         kept = self._kept(f"{path}.json")
         if kept is not None and os.path.isdir(path):
             return kept
+        _remove_left(path)
         size = sum(stat.st_size for _, stat in _files(subject.copied))
         free = self._job.disk.free(self._job.exams)
         if free < ROOM * size:
@@ -137,16 +139,43 @@ def _making_of(subject: Subject) -> Iterator[None]:
 
 def _make_at(path: str, subject: Subject, dtype: str, rows: Rows) -> Document:
     """Make a copy and return what it answers; another host may have made the same one meanwhile."""
-    making = f"{path}.{uuid.uuid4().hex}.tmp"
+    making = f"{_own_makings(path)}{uuid.uuid4().hex}.tmp"
     try:
         document = _run(subject, making, dtype, rows)
+        _rename_unless_made(making, path)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return document
+
+
+def _rename_unless_made(making: str, path: str) -> None:
+    try:
         os.rename(making, path)
     except OSError:
         if not os.path.isdir(path):
             raise
-    finally:
+
+
+def _own_makings(path: str) -> str:
+    """Return how the directories begin in which this host makes an exam."""
+    return f"{path}.{host_name()}."
+
+
+def _remove_left(path: str) -> None:
+    """Remove what makers left that were killed; whoever calls this holds the claim."""
+    with os.scandir(os.path.dirname(path)) as entries:
+        left = [entry.path for entry in entries if _is_left(entry, _own_makings(path))]
+    for making in left:
         shutil.rmtree(making, ignore_errors=True)
-    return document
+
+
+def _is_left(entry: os.DirEntry[str], own: str) -> bool:
+    """Return whether nobody makes it any more; where the claim does not reach other hosts, its age says so."""
+    if not entry.name.endswith(".tmp"):
+        return False
+    with contextlib.suppress(OSError):
+        return entry.path.startswith(own) or entry.stat().st_mtime < time.time() - LONGEST
+    return False
 
 
 def _run(subject: Subject, target: str, dtype: str, rows: Rows) -> Document:
@@ -173,7 +202,7 @@ def _make_here(module: str, asked: list[str], rows: Rows, path: str) -> Document
     make: Callable[..., Document] = resolve_name(f"{module}:make")
     try:
         return make(*asked, rows)
-    except (ValueError, RuntimeError, ImportError) as error:
+    except Exception as error:  # libraries have errors of their own, as safetensors has
         raise LoadFailedError(f"no exam can be made: {error}", path=path) from error
 
 

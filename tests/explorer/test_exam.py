@@ -1,11 +1,14 @@
 """The exam: a kind of tensor that an engine does not load is found before it gets work, in whichever dtype."""
 
 import copy
+import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
+from support import paths  # noqa: E402
 from support.engine_models import MODELS, model_of  # noqa: E402
 from support.followers import Scene  # noqa: E402
 from support.matrices import rows  # noqa: E402
@@ -30,6 +34,7 @@ from syncd.protocol.file_lock import lock_file  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 
 LONG = 60.0
+BESIDE = ("config.json", "generation_config.json")
 ARCHITECTURES = ["Llama, untied", "Qwen2, untied", "Qwen3, tied", "Qwen3-MoE", "Gemma3, tied"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -85,6 +90,11 @@ def kinds_of(model):
             name
         )
     return kinds
+
+
+def path_of(making):
+    """Return the path of the copy that a directory becomes once it is made."""
+    return os.path.join(os.path.dirname(making), os.path.basename(making).partition(".")[0])
 
 
 @pytest.fixture
@@ -287,7 +297,7 @@ def test_two_hosts_that_make_an_exam_at_once_have_the_same(tmp_path, scene, monk
 
     def both(asked, target, dtype, rows):
         document = run(asked, target, dtype, rows)
-        shutil.copytree(target, target.rpartition(".")[0].rpartition(".")[0])
+        shutil.copytree(target, path_of(target))
         return document
 
     monkeypatch.setattr(exams, "_run", both)
@@ -301,6 +311,71 @@ def test_what_fails_while_an_exam_is_open_is_not_taken_for_one_that_cannot_be_ma
     files, start = ExamFiles(scene.job), engine_of(tmp_path, "Qwen2, untied", "float32").start_directory()
     with pytest.raises(OSError, match="the engine's own"), files.opened(Subject(start), "float32", None):
         raise OSError("the engine's own")
+
+
+def test_an_exam_that_cannot_be_written_is_left_out(tmp_path, scene):
+    """The file system shows room and refuses the bytes, as with a quota."""
+    hook = engine_of(tmp_path, "Qwen2, untied", "float32")
+    least = max(os.path.getsize(f"{hook.start_directory()}/{name}") for name in BESIDE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * least, limits[1]))
+    try:
+        follow(scene, hook)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "no exam can be made" in report(scene).exam
+    assert report(scene).state is EngineState.WAITING
+
+
+def test_an_exam_that_fails_beside_the_copy_of_another_host_is_left_out(tmp_path, scene, monkeypatch):
+    start = engine_of(tmp_path, "Qwen2, untied", "float32").start_directory()
+
+    def refused(_subject, target, *_asked):
+        os.makedirs(path_of(target))
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(exams, "_run", refused)
+    with pytest.raises(LoadFailedError, match="quota"):
+        ExamFiles(scene.job).opened(Subject(start), "float32", None).__enter__()
+
+
+KILLED = """
+import os, sys, time
+from explorer_hooks.proof import exam_files
+from syncd.protocol.layout import Job
+
+def run(subject, target, *asked):
+    os.makedirs(target)
+    print("writing", flush=True)
+    time.sleep(600)
+
+exam_files._run = run
+exam_files.ExamFiles(Job.at(sys.argv[1])).opened(exam_files.Subject(sys.argv[2]), "float32", None).__enter__()
+"""
+
+
+def test_what_killed_makers_left_is_removed_before_an_exam_is_made(tmp_path, scene, monkeypatch):
+    start, run, seen = engine_of(tmp_path, "Qwen2, untied", "float32").start_directory(), exams._run, []
+    for _ in range(2):
+        command = [sys.executable, "-c", KILLED, scene.root, start]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=paths.ROOT) as maker:
+            assert maker.stdout.readline() == b"writing\n"
+            maker.kill()
+    (left,) = (name for name in os.listdir(scene.job.exams) if name.endswith(".tmp"))
+    key = left.partition(".")[0]
+    # Locks may not reach another host, which makes the same one now, or was killed long ago.
+    others = {f"{key}.other.1.tmp": 0.0, f"{key}.other.2.tmp": exams.LONGEST, "f00.x.tmp": exams.LONGEST}
+    for name, age in others.items():
+        os.mkdir(f"{scene.job.exams}/{name}")
+        os.utime(f"{scene.job.exams}/{name}", (time.time() - age - 60,) * 2)
+
+    def watched(*asked):
+        seen.extend(name for name in os.listdir(scene.job.exams) if name.endswith(".tmp"))
+        return run(*asked)
+
+    monkeypatch.setattr(exams, "_run", watched)
+    with ExamFiles(scene.job).opened(Subject(start), "float32", None):
+        assert seen == [f"{key}.other.1.tmp"]
 
 
 def test_the_exam_is_made_once_for_all(tmp_path, scene, monkeypatch):

@@ -663,6 +663,22 @@ def test_a_version_that_crashes_the_engine_each_time_is_given_up(scene, running)
     assert scene.presence().applied == (1, 1)
 
 
+def test_a_first_version_is_not_given_up_because_the_network_was_out(scene):
+    follower = scene.follow(retries=0)
+    scene.publish(1)
+    scene.engine.doing["load"] = lambda: setattr(
+        scene.engine, "is_gone", True
+    )  # the request never reaches it
+    assert follower.turn(timeout=SHORT).kind == "unreachable"
+    scene.engine.doing.clear()
+    scene.engine.is_gone = False
+    follower.turn(timeout=0)
+    assert engine_report_of(scene.presence().info).given_up == ()
+    while follower.applied is None:
+        follower.turn(timeout=SHORT)
+    serves(scene, 1)
+
+
 @pytest.mark.parametrize("step", [1, 2, None])
 def test_an_engine_left_paused_is_loaded_and_resumed(scene, step):
     scene.publish(1)

@@ -11,6 +11,7 @@ from support.hook_contract import load
 from support.targets import label, target_of
 
 from explorer_hooks.hook import HookOptions, Running
+from explorer_hooks.hooks.http_settings import PathMap
 from explorer_hooks.hooks.vllm import VllmHook
 from syncd.errors import ConfigError, EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 
@@ -247,6 +248,27 @@ def test_path_map_translates_the_directory_for_the_engine(tmp_path):
             hook.load(target)
         (call,) = [body for path, body in bed.engine.seen if path == "POST /collective_rpc"]
         assert call["kwargs"]["weights_path"] == "/mnt/there/1.10-1"
+
+
+@pytest.mark.parametrize(
+    ("path_map", "here", "there"),
+    [
+        ("/:/host", "/ckpt/job", "/host/ckpt/job"),
+        ("/ckpt/:/", "/ckpt/job", "/job"),
+        ("/ckpt:/there", "/ckpt", "/there"),
+        ("/ckpt:/there", "/ckpts/job", "/ckpts/job"),
+        ("/:/", "/ckpt/job", "/ckpt/job"),
+        ("", "/ckpt/job", "/ckpt/job"),
+    ],
+)
+def test_path_map_may_have_the_root_on_either_side(path_map, here, there):
+    paths = PathMap(path_map)
+    assert (paths.there(here), paths.here(there)) == (there, here)
+    assert [paths.here(name) for name in ("", "Qwen/Qwen3")] == [
+        "",
+        "Qwen/Qwen3",
+    ]  # those of a hub are no paths
+    assert PathMap("/ckpt:/").there("/ckpt") == "/"
 
 
 def test_a_relative_directory_is_sent_as_an_absolute_path(bed, hook, monkeypatch):

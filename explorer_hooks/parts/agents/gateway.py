@@ -206,8 +206,12 @@ class Gateway:
         groups = self.sessions.whole_groups(self.limits.group_size)[:most]
         return groups if len(groups) >= least else []
 
-    async def begin_batch(self, number: int, groups: list[str]) -> None:
+    async def begin_batch(self, number: int, groups: list[str]) -> bool:
+        """Record which groups a batch is about to have; do nothing and return False if one was dropped meanwhile."""
+        if not self.sessions.groups.keys() >= set(groups):
+            return False
         await self._record({"kind": "batch", "number": number, "groups": groups})
+        return True
 
     async def end_batch(self, groups: list[str]) -> dict[str, dict[str, int]]:
         """Record that they are written; return what was dropped and refused since the last batch, by reason."""

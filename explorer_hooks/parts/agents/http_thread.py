@@ -16,10 +16,10 @@ from starlette.applications import Starlette
 
 from explorer_hooks.follower.health import health_address
 from syncd.errors import ConfigError, StorageError, TimedOutError, storage_errors
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.path_trust import weak_level
 
 TOKEN = "token"  # noqa: S105 - the name of a file
-_PRIVATE = 0o600
 _START, _STOP = 30.0, 10.0
 _GRACE = 2  # seconds that open requests have at the end
 _CALL = 600.0  # seconds that a call into the event loop may take: the journal's disk may be slow
@@ -118,10 +118,8 @@ def own_token(directory: str) -> str:
     """Return the token of the gateway, which is made at its first start."""
     path = os.path.join(directory, TOKEN)
     with storage_errors(path):
-        with contextlib.suppress(FileExistsError):
-            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _PRIVATE)
-            with open(made, "w", encoding="ascii") as file:
-                file.write(secrets.token_urlsafe(32))
+        if not os.path.lexists(path):  # nobody else makes one: this process has the journal beside it
+            LocalDisk().replace(path, secrets.token_urlsafe(32).encode(), private=True)
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="ascii") as file:
             status = os.fstat(file.fileno())
             token = file.read().strip()
@@ -132,7 +130,5 @@ def own_token(directory: str) -> str:
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError("others can read the gateway's token", path=path, hint=f"chmod 600 {path}")
     if not token:
-        raise StorageError(
-            "the token is empty: the process that wrote it was killed", path=path, hint=f"rm {path}"
-        )
+        raise StorageError("the token is empty", path=path, hint=f"rm {path}")
     return token

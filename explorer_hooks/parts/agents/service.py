@@ -162,7 +162,8 @@ class GatewayService:
         if not self._source.are_published(set().union(*(row.versions for row in batch))):
             self._drop(rows_by_group, "unpublished")
             return True
-        self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group)))
+        if not self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group))):
+            return True
         dropped, reward = self._gateway.sessions.dropped["equal"], self._file.explorer.reward
         try:
             path = self._writer.write(with_dropped(batch, dropped, reward))

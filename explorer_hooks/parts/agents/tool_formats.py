@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from explorer_hooks.parts.agents.messages import parsed_arguments
 from explorer_hooks.parts.agents.splice import ChatTemplate
 
 ToolFormat = Literal["hermes", "qwen3_coder", "glm45", "mistral", "llama3", "none", "untold"]
@@ -94,9 +95,20 @@ def read_calls(name: ToolFormat, text: str, tools: Tools) -> tuple[str, list[tup
     if used is None or used.mark not in text:
         return text, []
     calls = list(used.read(text, tools))
-    if not calls or not all(called for called, _ in calls):
+    if not calls or not all(
+        called and _has_whole_characters(called, arguments) for called, arguments in calls
+    ):
         return text, []
     return text.partition(used.mark)[0] if used.mark else "", calls
+
+
+def _has_whole_characters(name: str, arguments: str) -> bool:
+    """Return whether no escape in a call stands for half a character, which no answer or history can have."""
+    try:
+        json.dumps([name, arguments, parsed_arguments(arguments)], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tagged_call(name: str, text: str, argument: re.Pattern[str], tools: Tools) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -22,7 +23,10 @@ from explorer_hooks.parts.agents.api_errors import ApiError
 from explorer_hooks.parts.agents.chat import read_request
 from explorer_hooks.parts.agents.journal import NAME
 from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
+from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, GroupDemand
 from syncd.errors import EngineDeadError, StorageError, TimedOutError, UsageError
+from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -252,6 +256,31 @@ def test_sessions_are_idempotent_the_first_reward_counts_and_a_later_attempt_aba
         assert bed.sessions.dropped == {"driver": 1}
 
     bed.run(main)
+
+
+def test_a_group_that_a_driver_drops_while_its_batch_is_prepared_is_not_written(tmp_path):
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    (tmp_path / "job").mkdir()
+    with bed.serving() as (driver, http), ExperienceWriter(Job.at(str(tmp_path / "job")), "e0") as writer:
+
+        def are_published(_versions):
+            assert driver.post("/groups/g/drop")[1]["state"] == "driver"
+            return True
+
+        reward = SimpleNamespace(most_equal=0, equal_groups="keep")
+        sections = {"explorer": SimpleNamespace(reward=reward), "data": SimpleNamespace(group_size=1)}
+        file = SimpleNamespace(explorer_groups=1, sync=None, **sections)
+        source = SimpleNamespace(unproven={}, are_published=are_published)
+        run = GatewayRun(writer, bed.journal, PlayedTasks())
+        parts = SimpleNamespace(file=file, source=source), None, None, GroupDemand(), writer, run
+        service = GatewayService(GatewayParts(*parts, bed.gateway, http, lambda: False))
+        session = driver.session("g", 0)
+        driver.post(f"/s/{session['session']}/v1/chat/completions", {"messages": HELLO})
+        driver.reward(session, 1.0)
+        assert service._write(1), "there was a group to look at"
+        assert not service._write(1)
+        assert (writer.upcoming, bed.sessions.over) == (1, {"g": "driver"})
+        assert (bed.gateway.dropped(), bed.sessions.pending) == ({"driver": 1}, {})
 
 
 def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):
@@ -618,6 +647,29 @@ def test_an_unmodified_client_calls_a_tool_over_two_turns(tmp_path, stream):
             *call,
             *end,
         ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_an_answer_whose_call_has_half_a_character_is_drawn_once_and_recorded(tmp_path, stream, path):
+    bed = GatewayBed(tmp_path, ScriptedEngine(None), group_size=1, max_tokens=200)
+    text = r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d"}}</tool_call>'
+    bed.engine.say = lambda _: [*bed.ids(text), 0]
+    with bed.serving() as (driver, _), contextlib.ExitStack() as opened:
+        session = driver.session("g", 0)
+        client = opened.enter_context(openai.OpenAI(base_url=session["base_url"], api_key="any"))
+        asked = {"model": "policy", "stream": stream}
+        if path == "responses":
+            tools = [{"type": "function", **TOOL["function"]}]
+            reply = client.responses.create(input=HELLO, tools=tools, **asked)
+            said = (list(reply)[-1].response if stream else reply).output_text
+        else:
+            reply = client.chat.completions.create(messages=HELLO, tools=[TOOL], **asked)
+            said = _said(reply, stream)["content"]
+        assert (said, len(bed.engine.prompts)) == (text, 1)
+        driver.reward(session, 1.0)
+        (row,) = rows(bed)
+    assert row.info["turns"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,6 +1,7 @@
 """The gateway's token: what another user could have put there is no token."""
 
 import os
+import resource
 import stat
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("starlette", reason="the gateway needs starlette")
 
 from explorer_hooks.parts.agents.http_thread import own_token
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, StorageError
 
 NOBODY = 65534
 
@@ -42,3 +43,15 @@ def test_a_token_of_another_user_is_refused(place, name):
     os.chown(place / name, NOBODY, NOBODY)
     with pytest.raises(ConfigError, match=f"belongs to user {NOBODY}"):
         own_token(str(place))
+
+
+def test_a_disk_that_is_full_at_the_first_start_leaves_no_token(place):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(StorageError):
+            own_token(str(place))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(own_token(str(place))) >= 32
+    assert [one.name for one in place.iterdir()] == ["token"]

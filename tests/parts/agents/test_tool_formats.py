@@ -184,6 +184,31 @@ def test_a_call_that_was_cut_or_has_anything_else_in_it_is_text(tool_format, cal
 
 
 @pytest.mark.parametrize(
+    ("tool_format", "call"),
+    [
+        ("hermes", r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d"}}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "add", "arguments": "{\"a\": \"\\ud83d\"}"}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "add", "arguments": "\ud83d"}</tool_call>'),
+        ("hermes", r'<tool_call>{"name": "add\ud83d", "arguments": {}}</tool_call>'),
+        (
+            "qwen3_coder",
+            r'<tool_call><function=add><parameter=a>["\ud83d"]</parameter></function></tool_call>',
+        ),
+        ("glm45", r'<tool_call>add<arg_key>a</arg_key><arg_value>{"\ud83d": 1}</arg_value></tool_call>'),
+        ("mistral", r'[TOOL_CALLS]add[ARGS]{"a": "\ud83d"}'),
+        ("llama3", r'{"name": "add", "parameters": {"a": "\ud83d"}}'),
+    ],
+)
+def test_a_call_with_half_a_character_is_text(tool_format, call):
+    assert read_calls(tool_format, call, [PLAIN]) == (call, [])
+
+
+def test_a_call_with_both_halves_of_a_character_is_a_call():
+    text = r'<tool_call>{"name": "add", "arguments": {"a": "\ud83d\ude00"}}</tool_call>'
+    assert read_calls("hermes", text, [PLAIN]) == ("", [("add", '{"a": "\N{GRINNING FACE}"}')])
+
+
+@pytest.mark.parametrize(
     "repeated", ["<parameter=a>", "<arg_key>", "<tool_call>", "[TOOL_CALLS]a[ARGS]", "</function>"]
 )
 def test_an_answer_that_repeats_a_tag_without_end_is_read_at_once(repeated):
