@@ -56,8 +56,9 @@ class EngineStatus:
         self.died_loading: Pair | None = None
         """The version during whose load it went away, to come back as a new process; None once that was counted."""
         self._lost_in: Pair | None = None
-        """The version during whose load its connection was lost, until it answers again; None if it ran none before:
-        what it says then is the same whether it ended or the network was out."""
+        """The version during whose load its connection was lost, until it answers again."""
+        self._shows_restart = False
+        """Whether a restart can be told from a network that was out: it ran a version before, or nobody listened."""
         self._next, self._pause = float("-inf"), _SOONEST
 
     @property
@@ -89,7 +90,8 @@ class EngineStatus:
 
     def answered(self, running: Running) -> None:
         if self._lost_in is not None:
-            self.died_loading, self._lost_in = self._lost_in if _has_restarted(running) else None, None
+            has_died = self._shows_restart and _has_restarted(running)
+            self.died_loading, self._lost_in = self._lost_in if has_died else None, None
         if self.dead is not None and running.label != self.label:
             self.dead = None  # it was restarted
         if running.label != self.label:
@@ -108,12 +110,13 @@ class EngineStatus:
         """Note that it does not answer: what it runs is unknown until it does."""
         self.applied, self.is_reachable, self.reason = None, False, str(error)
         self.dead = None  # the process that answers next is another one, or is polled again
+        self._shows_restart |= isinstance(error.__cause__, ConnectionRefusedError)
         self._next = self._clock.monotonic() + min(self._pause, self._every)
         self._pause *= 2
 
     def lose_loading(self, pair: Pair, error: EngineUnreachableError) -> None:
         """Note that it went away while it loaded a version, so that it may be half loaded."""
-        self.is_suspect, self._lost_in = True, pair if self.label is not None else None
+        self.is_suspect, self._lost_in, self._shows_restart = True, pair, self.label is not None
         self.unproven.end(is_proven=False)
         self.lose(error)
 

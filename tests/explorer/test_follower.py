@@ -663,6 +663,19 @@ def test_a_version_that_crashes_the_engine_each_time_is_given_up(scene, running)
     assert scene.presence().applied == (1, 1)
 
 
+def test_a_first_version_that_ends_the_engine_each_time_is_given_up(scene):
+    """It says nothing of a version before and after, but in between nobody listened."""
+    follower = scene.follow(retries=0)
+    scene.publish(1)
+    scene.engine.why_gone = ConnectionRefusedError(111, "Connection refused")
+    scene.engine.doing["load"] = lambda: setattr(scene.engine, "is_gone", True)
+    assert follower.turn(timeout=SHORT).kind == "unreachable"
+    scene.engine.doing.clear()
+    scene.engine.is_gone = False
+    follower.turn(timeout=0)
+    assert [version.step for version in engine_report_of(scene.presence().info).given_up] == [1]
+
+
 def test_a_first_version_is_not_given_up_because_the_network_was_out(scene):
     follower = scene.follow(retries=0)
     scene.publish(1)

@@ -35,6 +35,7 @@ class FakeEngine:
         self.fails = Counter()
         self.lies = None
         self.is_gone = False
+        self.why_gone = None
         self.cannot_go_back = False
         self.blocked = {}
         self.reached = Counter()
@@ -53,7 +54,7 @@ class FakeEngine:
         if name in self.doing:
             self.doing[name]()
         if self.is_gone:
-            raise EngineUnreachableError("nobody answers", hint="start the engine")
+            raise EngineUnreachableError("nobody answers", hint="start the engine") from self.why_gone
         if name not in ("info", "probe", "checksums"):
             self.log.append(name)
         return getattr(self, name)(*arguments)
