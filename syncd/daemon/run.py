@@ -80,7 +80,7 @@ class DaemonLoop:
         self._signals = Signals(self._reported, self._woken)
         self._news_at = clock.monotonic()
         self._mode = ""
-        self._awaits_config = awaits_config
+        self._awaits_config, self._rejected = awaits_config, ""
 
     def wake(self) -> None:
         """Have the daemon tick now; any thread may call it."""
@@ -194,11 +194,10 @@ class DaemonLoop:
             manager.status(status_line(daemon))
 
     def _has_config_now(self) -> bool:
-        """Return whether the job's file of configuration is there since the last time that this was asked."""
-        if self._awaits_config:
-            with contextlib.suppress(OSError):  # the tick reports it
-                self._awaits_config = not exists(self._daemon.job.disk, f"{self._daemon.job.root}/{CONFIG}")
-                return not self._awaits_config
+        """Return whether the job's file of configuration is there, where it is awaited."""
+        job = self._daemon.job
+        with contextlib.suppress(OSError):  # the tick reports it
+            return self._awaits_config and exists(job.disk, f"{job.root}/{CONFIG}")
         return False
 
     def _reload(self) -> None:
@@ -206,11 +205,19 @@ class DaemonLoop:
         self._manager.reloading()
         try:
             daemon.reload(self._load())
+            self._awaits_config = False
         except SyncdError as error:
-            daemon.report(
-                event_names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint
-            )
+            # What a failing file system hides is awaited still: until then the daemon prunes by the defaults.
+            self._awaits_config &= isinstance(error, StorageError)
+            self._report_rejected(error)
         self._manager.ready(status_line(daemon))
+
+    def _report_rejected(self, error: SyncdError) -> None:
+        """Report why the new configuration is not used; while it is awaited, each reason once."""
+        is_known, self._rejected = self._awaits_config and self._rejected == str(error), str(error)
+        if not is_known:
+            fields = {"code": error.code, "detail": str(error), "hint": error.hint}
+            self._daemon.report(event_names.CONFIG_REJECTED, "error", **fields)
 
 
 def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None:
