@@ -12,7 +12,7 @@ from syncd.daemon.service import Daemon
 from syncd.daemon.snapshot import living
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
-from syncd.errors import LockHeldError, StorageError, SyncdError
+from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import event_names
 from syncd.observe.sd_notify import Notifier
 from syncd.protocol.disk import Clock, exists
@@ -93,7 +93,11 @@ class DaemonLoop:
         self._woken.ring()
 
     def run(self) -> None:
-        """Run until a signal asks to stop, or until all modules have left if the configuration says so."""
+        """Run until a signal asks to stop, or until all modules have left if the configuration says so.
+
+        Raises:
+            ConfigError: The job or its state directory is not for this daemon.
+        """
         worker = WorkerThread(self._work, "daemon", self._reported.ring)
         self._manager.ready("starting")
         worker.start()
@@ -144,6 +148,8 @@ class DaemonLoop:
                 self._signals.reload = False
                 self._reload()
             seconds = daemon.tick(woken=woken)
+            if isinstance(daemon.error, ConfigError):
+                raise daemon.error  # what only a person can mend: another job's state, a later protocol
             if daemon.found_news:
                 watcher.found_news()
                 self._news_at = self._clock.monotonic()
