@@ -7,7 +7,7 @@ observer's clock (`Liveness`), never by comparing dates of two hosts.
 
 import contextlib
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -134,10 +134,13 @@ class Presences:
     see what other hosts have closed. So a lease that was written before a reading began is in what it returns. Only
     the parsing is saved, and only for a file whose bytes are the same as before: no inode, date or size is trusted,
     which a file system may give again to the next file of that name within one tick of its clock.
+
+    Args:
+        progress: Called before each file: thousands on a slow mount take long.
     """
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, progress: Callable[[], None] = lambda: None) -> None:
+        self._disk, self._progress = disk, progress
         self._parsed: dict[str, dict[str, tuple[bytes, Presence]]] = {}
 
     def read(self, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
@@ -148,6 +151,7 @@ class Presences:
         for identity, path in list_documents(self._disk, directory):
             if not is_identity(identity):
                 continue
+            self._progress()
             try:
                 data = self._disk.read(path, SMALL_LIMIT)
                 earlier = before.get(identity)
