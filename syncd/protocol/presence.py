@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
 from syncd.protocol.documents import (
+    MAX_INTEGER,
     SMALL_LIMIT,
     Fields,
     as_document,
@@ -269,6 +270,8 @@ def recent_of(presence: Presence) -> list[RecentVersion]:
 
 def _version(entry: Any) -> RecentVersion | None:
     match entry:
-        case [int(generation), int(step), int() | float() as at, str() | None as state]:
+        case [int(generation), int(step), int() | float() as at, str() | None as state] if (
+            max(abs(generation), abs(step), abs(at)) <= MAX_INTEGER
+        ):
             return RecentVersion(generation, step, float(at), state and state[:_LONGEST])
     return None
