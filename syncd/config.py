@@ -1,17 +1,15 @@
 """The daemon's configuration: the `[daemon]` table of a TOML file, overridden by flags. Frozen once it is read."""
 
-import contextlib
 import dataclasses
 import difflib
-import errno
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import ConfigError
 from syncd.protocol.layout import read_config_file
 from syncd.protocol.permissions import POLICIES, parse_config, policy_in
 from syncd.registered import DAEMON_TABLES, registered
@@ -245,40 +243,12 @@ def parse_size(text: str) -> int:
 
 
 def _document(path: str, read: Callable[[str], bytes]) -> dict[str, Any]:
-    with unreadable_files(path):
-        return parse_config(read(path), path)
-
-
-_OF_THE_FILE = frozenset(
-    {
-        errno.EACCES,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ENXIO,
-        errno.EPERM,
-    }
-)
-"""Errors of a file that somebody must mend. All others are of the file system, and may pass."""
-
-
-@contextlib.contextmanager
-def unreadable_files(path: str) -> Iterator[None]:
-    """Raise an error of the operating system at a file of configuration as one of syncd's.
-
-    Raises:
-        ConfigError: The file cannot be read as it is.
-        StorageError: Its file system fails, and nobody knows what the file says.
-    """
     try:
-        yield
+        return parse_config(read(path), path)
     except OSError as error:
-        if error.errno not in _OF_THE_FILE:
-            raise storage_error(error, path) from error
-        hint = f"ls -lL {shlex.quote(path)}"
-        raise ConfigError(f"cannot be read ({error.strerror})", path=path, hint=hint) from error
+        raise ConfigError(
+            f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
+        ) from error
 
 
 def _table(document: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
-from syncd.config import CHOICES, DaemonConfig, check_value, daemon_tables, load, unreadable_files
+from syncd.config import CHOICES, DaemonConfig, check_value, daemon_tables, load
 from syncd.console import UncheckedPath
-from syncd.errors import ConfigError, JobMissingError, UsageError
+from syncd.errors import ConfigError, JobMissingError, UsageError, storage_errors
 from syncd.extras import install_command
 from syncd.protocol.disk import exists
 from syncd.protocol.layout import CONFIG, Job, job_disk, parse_step_name
@@ -222,13 +222,16 @@ def has_config(job: Job) -> bool:
     Without the file everything has its default, which removes what the file may protect: no error counts as absence.
     """
     path = f"{job.root}/{CONFIG}"
-    with unreadable_files(path):
+    with storage_errors(path):
         return exists(job.disk, path)
 
 
 def _is_users_own(path: str) -> bool:
-    with unreadable_files(path):
+    """Return whether only this user and root can have written a file."""
+    try:
         return again(functools.partial(weak_level, path)) is None
+    except OSError:
+        return False  # whoever reads it says why it cannot be reached
 
 
 def with_policy(job: Job, config: DaemonConfig) -> Job:

@@ -209,12 +209,12 @@ class DaemonLoop:
     def _reload(self) -> None:
         daemon = self._daemon
         self._manager.reloading()
+        found = self._has_config_now()
         try:
             daemon.reload(self._load())
-            self._awaits_config = False
+            # Until it was read it is awaited: so long the daemon prunes by the defaults.
+            self._awaits_config &= not found
         except SyncdError as error:
-            # What a failing file system hides is awaited still: until then the daemon prunes by the defaults.
-            self._awaits_config &= isinstance(error, StorageError)
             self._report_rejected(error)
         self._manager.ready(status_line(daemon))
 

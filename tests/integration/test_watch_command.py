@@ -85,8 +85,10 @@ def test_after_sigkill_the_next_daemon_leads_at_once(job):
 
 def test_a_daemon_that_starts_before_the_job_has_its_file_keeps_what_the_file_says(job):
     """Batch files start the daemon beside the trainer, which writes the file before its first step."""
-    with watching(job, "--trash-grace", "0"):
+    with watching(job, "--trash-grace", "0") as process:
         until(lambda: latest_token(job) == 1)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: journal_has(job, "config_reloaded"))
         with open(f"{job.root}/config.toml", "w") as file:
             file.write("[daemon]\nkeep_last = 3\n")
         for number in range(1, 6):
