@@ -12,9 +12,11 @@ import click
 
 from syncd.config import CHOICES, DaemonConfig, check_value, daemon_tables, load
 from syncd.console import UncheckedPath
-from syncd.errors import ConfigError, JobMissingError, UsageError
+from syncd.errors import ConfigError, JobMissingError, UsageError, storage_errors
 from syncd.extras import install_command
+from syncd.protocol.disk import exists
 from syncd.protocol.layout import CONFIG, Job, job_disk, parse_step_name
+from syncd.protocol.local_disk import again
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.path_trust import weak_level
 from syncd.protocol.permissions import modes_of
@@ -209,10 +211,27 @@ def read_config(job: Job, overrides: Mapping[str, Any]) -> DaemonConfig:
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
     with pending_calls()("read", named or kept):
-        # A link that leads nowhere is refused: what policy it names is not known.
-        if named is None and os.path.lexists(kept):
-            return load(kept, values, trusted=os.path.exists(kept) and weak_level(kept) is None, kept=True)
+        if named is None and has_config(job):
+            return load(kept, values, trusted=_is_users_own(kept), kept=True)
         return load(named, values)
+
+
+def has_config(job: Job) -> bool:
+    """Return whether the job has its own file of configuration; a link is one, wherever it leads.
+
+    Without the file everything has its default, which removes what the file may protect: no error counts as absence.
+    """
+    path = f"{job.root}/{CONFIG}"
+    with storage_errors(path):
+        return exists(job.disk, path)
+
+
+def _is_users_own(path: str) -> bool:
+    """Return whether only this user and root can have written a file."""
+    try:
+        return again(functools.partial(weak_level, path)) is None
+    except OSError:
+        return False  # whoever reads it says why it cannot be reached
 
 
 def with_policy(job: Job, config: DaemonConfig) -> Job:

@@ -11,7 +11,7 @@ import click
 from syncd.arguments import job_argument
 from syncd.cli import options
 from syncd.config import DaemonConfig
-from syncd.protocol.layout import CONFIG, Job
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.owner import refuse_mirrored
 from syncd.stall.calls import STUCK_AFTER, PendingCalls, TrackCall, tracked
@@ -111,6 +111,8 @@ def daemon_loop(
         with calls("read", f"{opened.root}/config.toml"):
             return options.read_config(opened, overrides)
 
+    # Asked before the file is read: one that comes in between is read again.
+    awaits_config = overrides.get("config") is None and not bounded(lambda: options.has_config(opened))
     config = bounded(load)
     job = tracked(options.with_policy(opened, config), calls)
     heard, aside = open_observers(job, config, calls)
@@ -119,7 +121,6 @@ def daemon_loop(
         daemon.report(event_names.DAEMON_STARTED, "info", job=job.root, state=job.state, version=__version__)
         keeper = host_state.Writer(job.root, os.path.abspath(name))
         watchdog = Watchdog(clock, calls, aside, keeper, watchdog_interval())
-        awaits_config = overrides.get("config") is None and not os.path.lexists(f"{job.root}/{CONFIG}")
         yield (
             daemon,
             DaemonLoop(daemon, clock, Notifier(), load, watchdog, background, awaits_config=awaits_config),

@@ -19,7 +19,7 @@ from syncd.daemon.plan import Answer, Plan
 from syncd.daemon.report import EventReporter
 from syncd.daemon.retention import Decision, removable
 from syncd.daemon.scan import Scanner
-from syncd.daemon.snapshot import Snapshot
+from syncd.daemon.snapshot import Module, Snapshot
 from syncd.daemon.trash import Trash
 from syncd.errors import SyncdError, unexpected
 from syncd.observe import event_names
@@ -35,9 +35,9 @@ from syncd.protocol.step import Step
 TRASH_EVERY = 5.0
 
 FORGET_AFTER = 86400.0
-"""Seconds of silence after which the presence of an explorer is removed: new ones come and go without end."""
+"""Seconds of silence after which the presence of a dead explorer is removed: new ones come and go without end."""
 
-_BATCH = 8  # steps that are removed between two heartbeats
+_BATCH = 8  # steps that are removed, and old presences that are looked at, between two heartbeats
 _MARKERS = (f".{MARKER}.", f".{TRACKER}.")  # how the names of the markers' temporary files begin
 
 
@@ -210,12 +210,27 @@ class Removals:
         if self._forgot >= self._scanned:
             return
         self._forgot = self._scanned
-        for name, module in snapshot.explorers.items():
-            if module.silent_for >= FORGET_AFTER and not module.presence.problem:
+        dead = [(name, module) for name, module in snapshot.explorers.items() if not module.alive]
+        for place, (name, module) in enumerate(dead):
+            if place % _BATCH == 0:
                 self._leader.progress()
-                last = module.presence.incarnation, module.presence.beat
+            if not module.presence.problem:
                 path = path_of(self._job.explorers, name)
-                self._unless_blocked(path, partial(self._forget, path, last))
+                self._unless_blocked(path, partial(self._forget_if_old, path, module))
+
+    def _forget_if_old(self, path: str, module: Module) -> None:
+        if module.silent_for >= FORGET_AFTER or self._age(path) >= FORGET_AFTER:
+            self._forget(path, (module.presence.incarnation, module.presence.beat))
+
+    def _age(self, path: str) -> float:
+        """Return for how many seconds a file has not changed, by the clock of its server; 0 if it is not there.
+
+        No daemon may ever lead for a whole day. The date of this leader's heartbeat is that server's too.
+        """
+        disk = self._job.disk
+        with contextlib.suppress(*MISSING):
+            return (disk.stat(self._term.record).mtime_ns - disk.stat(path).mtime_ns) / 1e9
+        return 0.0
 
     def _forget(self, path: str, last: Beat) -> None:
         """Remove a presence with this last heartbeat; one that beats again meanwhile gets its file back."""

@@ -206,20 +206,30 @@ def _is_stale(step: Step, newest: int, policy: DaemonConfig) -> bool:
 def _weak(
     weak: list[Step], steps: list[Step], snapshot: Snapshot, policy: DaemonConfig
 ) -> Iterator[Decision]:
-    """Decide what no strong rule keeps, within the byte budget: the oldest are removed first."""
+    """Decide what no strong rule keeps; the byte budget then removes the oldest of what these rules would leave."""
     last, going = _last_sync(steps, snapshot, policy.keep_last), vacating(snapshot)
     needed = catching_up(snapshot)
-    excess = snapshot.job_size - policy.max_bytes if policy.max_bytes else 0
-    for step in weak:
-        if step.step in going:
-            decision = _remove(step.step, "vacated", "the trainer writes it again")
-        else:
-            decision = _weak_decision(step, last, needed, snapshot, policy)
+    decided = [
+        _remove(step.step, "vacated", "the trainer writes it again")
+        if step.step in going
+        else _weak_decision(step, last, needed, snapshot, policy)
+        for step in weak
+    ]
+    yield from _within_budget(weak, decided, snapshot, policy) if policy.max_bytes else decided
+
+
+def _within_budget(
+    weak: list[Step], decided: list[Decision], snapshot: Snapshot, policy: DaemonConfig
+) -> Iterator[Decision]:
+    """Return the decisions with those of the budget: the oldest that were to be kept are removed first."""
+    going = sum(step.size for step, decision in zip(weak, decided, strict=True) if not decision.keep)
+    excess = snapshot.job_size - going - policy.max_bytes
+    for step, decision in zip(weak, decided, strict=True):
         if decision.keep and excess > 0:
-            decision = _remove(step.step, "byte_budget", f"{excess} bytes over {policy.max_bytes}")
-        if not decision.keep:
+            yield _remove(step.step, "byte_budget", f"{excess} bytes over {policy.max_bytes}")
             excess -= step.size
-        yield decision
+        else:
+            yield decision
 
 
 def _last_sync(steps: list[Step], snapshot: Snapshot, keep: int) -> set[int]:

@@ -12,7 +12,7 @@ from syncd.daemon.service import Daemon
 from syncd.daemon.snapshot import living
 from syncd.daemon.wake import Mode, Signals, WakePipe, Watcher
 from syncd.daemon.watchdog import Watchdog
-from syncd.errors import LockHeldError, StorageError, SyncdError
+from syncd.errors import ConfigError, LockHeldError, StorageError, SyncdError
 from syncd.observe import event_names
 from syncd.observe.sd_notify import Notifier
 from syncd.protocol.disk import Clock, exists
@@ -80,7 +80,7 @@ class DaemonLoop:
         self._signals = Signals(self._reported, self._woken)
         self._news_at = clock.monotonic()
         self._mode = ""
-        self._awaits_config = awaits_config
+        self._awaits_config, self._rejected = awaits_config, ""
 
     def wake(self) -> None:
         """Have the daemon tick now; any thread may call it."""
@@ -93,7 +93,11 @@ class DaemonLoop:
         self._woken.ring()
 
     def run(self) -> None:
-        """Run until a signal asks to stop, or until all modules have left if the configuration says so."""
+        """Run until a signal asks to stop, or until all modules have left if the configuration says so.
+
+        Raises:
+            ConfigError: The job or its state directory is not for this daemon.
+        """
         worker = WorkerThread(self._work, "daemon", self._reported.ring)
         self._manager.ready("starting")
         worker.start()
@@ -144,6 +148,8 @@ class DaemonLoop:
                 self._signals.reload = False
                 self._reload()
             seconds = daemon.tick(woken=woken)
+            if isinstance(daemon.error, ConfigError):
+                raise daemon.error  # what only a person can mend: another job's state, a later protocol
             if daemon.found_news:
                 watcher.found_news()
                 self._news_at = self._clock.monotonic()
@@ -194,23 +200,30 @@ class DaemonLoop:
             manager.status(status_line(daemon))
 
     def _has_config_now(self) -> bool:
-        """Return whether the job's file of configuration is there since the last time that this was asked."""
-        if self._awaits_config:
-            with contextlib.suppress(OSError):  # the tick reports it
-                self._awaits_config = not exists(self._daemon.job.disk, f"{self._daemon.job.root}/{CONFIG}")
-                return not self._awaits_config
+        """Return whether the job's file of configuration is there, where it is awaited."""
+        job = self._daemon.job
+        with contextlib.suppress(OSError):  # the tick reports it
+            return self._awaits_config and exists(job.disk, f"{job.root}/{CONFIG}")
         return False
 
     def _reload(self) -> None:
         daemon = self._daemon
         self._manager.reloading()
+        found = self._has_config_now()
         try:
             daemon.reload(self._load())
+            # Until it was read it is awaited: so long the daemon prunes by the defaults.
+            self._awaits_config &= not found
         except SyncdError as error:
-            daemon.report(
-                event_names.CONFIG_REJECTED, "error", code=error.code, detail=str(error), hint=error.hint
-            )
+            self._report_rejected(error)
         self._manager.ready(status_line(daemon))
+
+    def _report_rejected(self, error: SyncdError) -> None:
+        """Report why the new configuration is not used; while it is awaited, each reason once."""
+        is_known, self._rejected = self._awaits_config and self._rejected == str(error), str(error)
+        if not is_known:
+            fields = {"code": error.code, "detail": str(error), "hint": error.hint}
+            self._daemon.report(event_names.CONFIG_REJECTED, "error", **fields)
 
 
 def run_once(daemon: Daemon, clock: Clock, *, empty_trash: bool = False) -> None:

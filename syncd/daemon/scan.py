@@ -35,6 +35,8 @@ from syncd.protocol.version import (
 
 T = TypeVar("T")
 
+_PROGRESS_EVERY = 1.0
+
 MODULES_EVERY = 5.0
 """Seconds between two readings of the presences; each removal reads them again all the same."""
 
@@ -121,7 +123,8 @@ class Scanner:
 
     Args:
         ttl: Seconds without a heartbeat after which an explorer or trainer counts as dead.
-        progress: Called after each step that was examined: many steps on a slow mount take long.
+        progress: Called after each step that was examined, and each second while presences are read: many on a slow
+            mount take long.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class Scanner:
     ) -> None:
         self._job, self._clock, self._disk, self._progress = job, clock, job.disk, progress
         self._ttl = ttl
-        self.presences = Presences(job.disk)
+        self.presences = Presences(job.disk, _at_intervals(progress, clock))
         self._root: tuple[int, int] | None = None
         self.reset(None)
 
@@ -274,6 +277,19 @@ class Scanner:
         pairs = (self.floor, version.pair if version else None, self._modules.applied)
         self.floor = max((pair for pair in pairs if pair is not None), default=None)
         return self.floor
+
+
+def _at_intervals(progress: Callable[[], None], clock: Clock) -> Callable[[], None]:
+    """Return a function that calls `progress` once a second at most: its cost grows with the presences, too."""
+    called_at = float("-inf")
+
+    def call() -> None:
+        nonlocal called_at
+        if clock.monotonic() - called_at >= _PROGRESS_EVERY:
+            called_at = clock.monotonic()
+            progress()
+
+    return call
 
 
 def _is_another(root: tuple[int, int], known_root: tuple[int, int]) -> bool:

@@ -154,25 +154,32 @@ class Trash:
         for entry in list_if_there(self._job.disk, self._term.trash):
             path = f"{self._term.trash}/{entry.name}"
             try:
-                deleted = self._delete_due(entry.name, path, grace, dead)
+                if not self._is_due(entry.name, path, grace, dead):
+                    left += 1
+                    continue
+                path = self._doomed(path)
+                files += remove_tree(self._job.disk, path)
             except Exception as error:  # noqa: BLE001 - one entry costs itself only
-                stuck[path], deleted = error, None
-            if deleted is None:
-                left += 1
+                stuck[path], left = error, left + 1
                 continue
-            entries, files = entries + 1, files + deleted
-            self._trashed_at.pop(entry.name, None)
+            entries += 1
+            self._trashed_at.pop(path.rpartition("/")[2], None)
         self.stuck = stuck
         return Emptied(entries, files, left)
 
-    def _delete_due(self, name: str, path: str, grace: float, dead: Dead) -> int | None:
-        """Delete an entry if it is due and nobody reads it; return how many files it had, None if it stays."""
+    def _is_due(self, name: str, path: str, grace: float, dead: Dead) -> bool:
+        """Return whether an entry may be deleted now: its grace is over, and nobody reads it."""
         inherited = name not in self._trashed_at
         since = self._trashed_at.setdefault(name, self._clock.monotonic())
         due = self._clock.monotonic() - since >= grace
-        if ((inherited or due) and _is_rescued(self._job, path, dead)) or not due:
-            return None
-        return remove_tree(self._job.disk, path)
+        return not ((inherited or due) and _is_rescued(self._job, path, dead)) and due
+
+    def _doomed(self, path: str) -> str:
+        """Rename an entry so that nobody puts it back, and return its path."""
+        doomed = _doomed(self._job.disk, path)
+        self._trashed_at.pop(path.rpartition("/")[2], None)
+        self._trashed_at[doomed.rpartition("/")[2]] = float("-inf")  # due whenever it is tried again
+        return doomed
 
     def _claimed(self, step: Step, path: str, claims: Claims) -> str:
         return claims.why(step.step) or (self._changed(step, path) if step.is_native else None) or ""
@@ -247,9 +254,7 @@ class DeadLeadersTrash:
         try:
             if _is_rescued(self._job, path, {}):
                 return 0
-            mine = f"{path.rpartition('/')[0]}/dead-{uuid.uuid4().hex[:8]}"
-            self._job.disk.rename(path, mine)
-            return remove_tree(self._job.disk, mine)
+            return remove_tree(self._job.disk, _doomed(self._job.disk, path))
         except Exception:  # noqa: BLE001 - somebody else was faster, or it cannot be deleted: the claim must not wait
             return 0
 
@@ -265,8 +270,17 @@ def _rescue_links(job: Job, paths: Iterable[str], parents: Mapping[int, int | No
     return is_back
 
 
+def _doomed(disk: Disk, path: str) -> str:
+    """Give an entry that is to be deleted a name that is no step's, and return its path: no half of it comes back."""
+    if _entry(path) is None:
+        return path
+    doomed = f"{path}.being.deleted"
+    disk.rename(path, doomed)
+    return doomed
+
+
 def _entry(path: str) -> tuple[str, int] | None:
-    """Return the directory and the number of the step that an entry of the trash was, None for an attempt."""
+    """Return the directory and the number of the step that an entry of the trash was, None if it is no whole step."""
     directory, _, number = path.rpartition("/")[2].rpartition(".")[0].rpartition(".")
     return (directory, int(number)) if directory and number.isdecimal() else None
 

@@ -86,6 +86,7 @@ class Term:
         # Another leader may get this directory as well; in the other two, this leader and nobody else writes what it
         # publishes, and moves what it removes.
         self.directory = f"{job.lock}/{token_name(token)}"
+        self.record = f"{self.directory}/{LEADER}"
         self.staging = f"{self.directory}/{self.identity}"
         self.trash = f"{job.trash}/{token_name(token)}/{self.identity}"
         self._clock, self._leader = clock, leader
@@ -136,7 +137,7 @@ class Term:
         # A write that failed may have happened all the same: its number is never used for another content.
         self._leader = replace(self._leader, beat=self._leader.beat + 1)
         leader = replace(self._leader, **changes)
-        self.publish(f"{self.directory}/{LEADER}", encode_leader(leader))
+        self.publish(self.record, encode_leader(leader))
         self._leader, self._beaten = leader, self._clock.monotonic()
 
     def confirm(self) -> None:

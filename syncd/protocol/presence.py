@@ -7,7 +7,7 @@ observer's clock (`Liveness`), never by comparing dates of two hosts.
 
 import contextlib
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import MISSING, Clock, Disk, is_temporary, list_if_there
 from syncd.protocol.documents import (
+    MAX_INTEGER,
     SMALL_LIMIT,
     Fields,
     as_document,
@@ -134,10 +135,13 @@ class Presences:
     see what other hosts have closed. So a lease that was written before a reading began is in what it returns. Only
     the parsing is saved, and only for a file whose bytes are the same as before: no inode, date or size is trusted,
     which a file system may give again to the next file of that name within one tick of its clock.
+
+    Args:
+        progress: Called before each file: thousands on a slow mount take long.
     """
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, progress: Callable[[], None] = lambda: None) -> None:
+        self._disk, self._progress = disk, progress
         self._parsed: dict[str, dict[str, tuple[bytes, Presence]]] = {}
 
     def read(self, directory: str) -> tuple[dict[str, Presence], dict[str, Presence]]:
@@ -148,6 +152,7 @@ class Presences:
         for identity, path in list_documents(self._disk, directory):
             if not is_identity(identity):
                 continue
+            self._progress()
             try:
                 data = self._disk.read(path, SMALL_LIMIT)
                 earlier = before.get(identity)
@@ -265,6 +270,8 @@ def recent_of(presence: Presence) -> list[RecentVersion]:
 
 def _version(entry: Any) -> RecentVersion | None:
     match entry:
-        case [int(generation), int(step), int() | float() as at, str() | None as state]:
+        case [int(generation), int(step), int() | float() as at, str() | None as state] if (
+            max(abs(generation), abs(step), abs(at)) <= MAX_INTEGER
+        ):
             return RecentVersion(generation, step, float(at), state and state[:_LONGEST])
     return None

@@ -1,5 +1,6 @@
 """The daemon in one process on a real file system, its clock moved by hand."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from syncd.errors import JobMissingError, LockHeldError
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.layout import Job
+from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.presence import Presence, Publisher, RunningStatus
 from syncd.protocol.process import Process
 from syncd.protocol.request import Pin, Request, read_requests, write_pin, write_request
@@ -556,6 +558,51 @@ def test_the_trash_is_emptied_after_its_grace_period(job):
     clock.at += 31
     daemon.tick()
     assert trash() == []
+
+
+class Killed(BaseException):
+    """The end of a process, as far as one in the same process can play it."""
+
+
+class KilledInTrash(LocalDisk):
+    """A disk under a process that is killed in place of one of its deletions in the trash."""
+
+    deletions = 1000
+
+    def unlink(self, path):
+        if "/trash/" in path:
+            self.deletions -= 1
+            if not self.deletions:
+                raise Killed
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("deletion", [1, 2, 3])
+def test_a_step_that_a_killed_daemon_has_deleted_in_part_does_not_come_back(tmp_path, deletion):
+    """The next leader gives a dead reader a whole `ttl` again, and with it its lease."""
+    job = Job.at(tmp_path, disk=KilledInTrash())
+    daemon, _, clock = start(job)
+    write_step(job, 1, world_size=2)
+    daemon.tick(woken=True)
+    explorer(job, clock, leases=(1,))
+    for step in (2, 3):
+        write_step(job, step)
+        daemon.tick(woken=True)
+    job.disk.deletions = deletion
+    for _ in range(300):
+        clock.at += 1
+        with contextlib.suppress(Killed):
+            daemon.tick()
+        if job.disk.deletions <= 0:
+            break
+    assert job.disk.deletions <= 0
+    daemon.leader.release()
+    after, _, _ = start(job, clock)
+    for _ in range(30):
+        after.tick(woken=True)
+        assert steps_of(job) == [2, 3]
+        clock.at += 6
+    assert list(Path(job.trash).glob("*/*/*")) == []
 
 
 def test_temporary_files_of_killed_writers_are_removed_after_a_while(job):

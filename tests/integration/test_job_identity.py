@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import start, steps_of, write_step
+from support.waiting import LONG, until
 
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
@@ -120,6 +121,32 @@ def test_a_standby_of_another_job_never_leads(tmp_path):
     assert not other.leads
     assert other.error.exit_code == 78
     assert heard.names()[-1] == "operation_failed"
+
+
+def test_a_daemon_that_runs_ends_with_78_if_its_state_directory_becomes_another_job_s(tmp_path):
+    state = tmp_path / "state"
+    second = led(job_at(tmp_path / "second", tmp_path / "other"))
+    job = job_at(tmp_path / "job", state)
+    command = [
+        sys.executable,
+        "-m",
+        "syncd",
+        "watch",
+        job.root,
+        "--state-dir",
+        str(state),
+        "--reconcile",
+        "1",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: os.path.exists(job.owner))
+            os.replace(second.owner, job.owner)
+            _, err = process.communicate(timeout=LONG)
+        finally:
+            process.kill()
+    assert process.returncode == 78, err
+    assert "belongs to another job" in err
 
 
 def test_a_moved_job_keeps_its_state_directory(tmp_path):

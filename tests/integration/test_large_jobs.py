@@ -5,9 +5,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 
 import pytest
-from support.jobs import explorer, start, steps_of, write_step
+from support.jobs import ManualClock, explorer, start, steps_of, write_step
 from support.processes import PROGRAMS, syncd
 from support.sweep import ENVIRONMENT, python
 
@@ -146,6 +147,29 @@ def test_presences_of_long_dead_explorers_are_removed(tmp_path):
     assert os.listdir(job.explorers) == ["stays.json"]
     assert heard.of("operation_failed") == []
     assert {event["explorer"] for event in heard.of("explorer_died")} == {f"array-{n}" for n in range(100)}
+
+
+def test_presences_of_long_dead_explorers_are_removed_where_no_daemon_leads_for_a_day(tmp_path):
+    """Under a limit of 12 hours each leader sees a silence of less than a day: the dates of the server say more."""
+    job = Job.at(tmp_path)
+    clock = ManualClock()
+    explorers = {name: explorer(job, clock, name) for name in ("silent", "lately", "beats")}
+    daemon, heard, _ = start(job, clock)
+
+    def pass_by(seconds):
+        for _ in range(seconds // 5):
+            explorers["beats"].update()
+            for name, hours in (("silent", 25), ("lately", 23), ("beats", 25)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(f"{job.explorers}/{name}.json", (0, time.time() - hours * 3600))
+            daemon.tick()
+            clock.at += 5
+
+    pass_by(60)
+    assert len(os.listdir(job.explorers)) == 3, "a leader that has begun gives each its whole time"
+    pass_by(130)
+    assert sorted(os.listdir(job.explorers)) == ["beats.json", "lately.json"]
+    assert heard.of("operation_failed") == []
 
 
 def test_an_explorer_that_beats_again_during_its_removal_keeps_its_lease(tmp_path):

@@ -2,16 +2,20 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.jobs import explorer, start, steps_of, write_step
+from support.waiting import LONG, until
 
 from syncd.errors import ProtocolTooNewError
 from syncd.protocol.documents import MAX_INTEGER
 from syncd.protocol.layout import Job
+from syncd.protocol.leadership import read_leader
 from syncd.protocol.receipt import read_receipts, receipts_directory
 from syncd.protocol.rendezvous import read_acknowledgements
 from syncd.protocol.version import BELIEVED_GENERATION, MAX_GENERATION, read_version
@@ -125,6 +129,30 @@ def test_a_leader_of_a_later_protocol_is_not_replaced(job):
         daemon.tick()
     assert not daemon.leads
     assert isinstance(daemon.error, ProtocolTooNewError)
+
+
+@pytest.mark.parametrize("name", ["version.json", "daemon.lock/0000000009/leader.json"])
+def test_a_daemon_that_runs_ends_with_78_at_what_a_later_protocol_wrote(job, name):
+    """Retried, it would stand there for ever: a service manager restarts it, or its watchdog kills it."""
+    write_step(job, 1)
+    with subprocess.Popen(
+        [sys.executable, "-m", "syncd", "watch", job.root], stderr=subprocess.PIPE
+    ) as process:
+        try:
+            until(lambda: pair(job) == (1, 1))
+            put(f"{job.state}/{name}")
+            if name != "version.json":
+                process.send_signal(signal.SIGSTOP)
+                shutil.rmtree(f"{job.lock}/0000000001")
+                process.send_signal(signal.SIGCONT)
+            _, err = process.communicate(timeout=LONG)
+        finally:
+            process.kill()
+    assert process.returncode == 78, err
+    assert b"upgrade syncd" in err
+    assert Path(f"{job.state}/{name}").read_text() == LATER
+    if name == "version.json":
+        assert read_leader(job, 1).released
 
 
 @pytest.mark.parametrize("generation", [MAX_INTEGER, MAX_GENERATION, BELIEVED_GENERATION + 1])

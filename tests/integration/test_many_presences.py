@@ -105,6 +105,30 @@ def test_a_new_step_does_not_wait_for_presences_to_be_read(job):
     assert reads(3, 11) == (EXPLORERS, 3), "they are late, and each scan may find a new step"
 
 
+def test_a_leader_beats_while_it_reads_presences_on_a_slow_mount(job):
+    """A stand-by would depose it, read them as slowly, and be deposed in turn."""
+    daemon, heard, clock = start(job, keep_last=1, trash_grace=1000.0)
+    daemon.tick()
+    crowd(job, clock)
+    standby, _, _ = start(Job.at(job.root), clock)
+    for step in range(1, 8):
+        write_step(job, step)
+    real = job.disk.read
+
+    def slow(path, *limit):
+        if "/explorers/" in path:
+            clock.at += 0.5
+            standby.tick()
+        return real(path, *limit)
+
+    job.disk.read = slow
+    for _ in range(3):
+        daemon.tick()
+        clock.at += 6
+    assert (daemon.leads, standby.leads, daemon.error) == (True, False, None)
+    assert len(heard.of("step_pruned")) == 6
+
+
 def test_slow_reads_of_presences_are_made_less_often(job):
     daemon, _, clock = start(job)
     (publisher,) = crowd(job, clock, 1)

@@ -13,6 +13,8 @@ import pytest
 from support.jobs import shard_bytes, steps_of, write_step
 from support.waiting import until
 
+from syncd.errors import StorageError
+from syncd.observe.journal import read_events
 from syncd.protocol.layout import Job
 from syncd.protocol.leadership import Leader, encode_leader, latest_token, token_name
 from syncd.protocol.process import Process
@@ -83,8 +85,10 @@ def test_after_sigkill_the_next_daemon_leads_at_once(job):
 
 def test_a_daemon_that_starts_before_the_job_has_its_file_keeps_what_the_file_says(job):
     """Batch files start the daemon beside the trainer, which writes the file before its first step."""
-    with watching(job, "--trash-grace", "0"):
+    with watching(job, "--trash-grace", "0") as process:
         until(lambda: latest_token(job) == 1)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: journal_has(job, "config_reloaded"))
         with open(f"{job.root}/config.toml", "w") as file:
             file.write("[daemon]\nkeep_last = 3\n")
         for number in range(1, 6):
@@ -95,6 +99,80 @@ def test_a_daemon_that_starts_before_the_job_has_its_file_keeps_what_the_file_sa
             pruned = [line for line in file if "step_pruned" in line]
         assert len(pruned) == 2
         assert all("newest 3" in line for line in pruned), pruned
+
+
+FAILING = """
+import errno, os, sys
+name, config, place = sys.argv[1:4]
+real = getattr(os, name)
+def call(path, *more, **options):
+    if str(path) == config and os.path.exists(place):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+    return real(path, *more, **options)
+setattr(os, name, call)
+from syncd.cli.main import run
+sys.exit(run(sys.argv[4:]))
+"""
+"""`syncd` with a call that fails at the job's configuration while there is a file at a place."""
+
+
+@contextlib.contextmanager
+def watching_failing(job: Job, call: str, place: str):
+    command = [sys.executable, "-c", FAILING, call, f"{job.root}/config.toml", place]
+    with subprocess.Popen([*command, "watch", job.root, "--log-level", "error"]) as process:
+        try:
+            until(lambda: latest_token(job) == 1)
+            yield process
+        finally:
+            process.kill()
+
+
+def journal_has(job: Job, name: str) -> bool:
+    return any(event["event"] == name for event in read_events(job.events, 1000))
+
+
+@pytest.mark.parametrize("call", ["lstat", "open"])
+def test_a_configuration_that_cannot_be_read_at_a_reload_leaves_the_old_one(job, tmp_path, call):
+    """One EIO must not count as a job without a configuration: its protected steps would be removed."""
+    with open(f"{job.root}/config.toml", "w") as file:
+        file.write("[daemon]\nprune = false\n")
+    with watching_failing(job, call, f"{tmp_path}/fails") as process:
+        for number in range(1, 5):
+            write_step(job, number)
+        until(lambda: published(job) == 4)
+        (tmp_path / "fails").touch()
+        process.send_signal(signal.SIGHUP)
+        until(lambda: journal_has(job, "config_rejected") or journal_has(job, "config_reloaded"))
+        write_step(job, 5)
+        until(lambda: published(job) == 5)
+        (tmp_path / "fails").unlink()
+        process.send_signal(signal.SIGHUP)
+        until(lambda: journal_has(job, "config_reloaded"))
+    assert steps_of(job) == [1, 2, 3, 4, 5]
+
+
+def test_a_configuration_that_is_awaited_and_cannot_be_read_is_read_once_it_can(job, tmp_path):
+    with watching_failing(job, "open", f"{tmp_path}/fails"):
+        (tmp_path / "fails").touch()
+        with open(f"{job.root}/config.toml", "w") as file:
+            file.write("[daemon]\nprune = false\n")
+        until(lambda: journal_has(job, "config_rejected"))
+        (tmp_path / "fails").unlink()
+        until(lambda: journal_has(job, "config_reloaded"))
+
+
+@pytest.mark.parametrize("verb", [("prune",), ("watch", "--once"), ("ls",)])
+def test_no_verb_takes_a_configuration_that_cannot_be_looked_at_for_none(job, tmp_path, verb):
+    for number in range(1, 5):
+        write_step(job, number)
+    with open(f"{job.root}/config.toml", "w") as file:
+        file.write("[daemon]\nprune = false\n")
+    arguments = ["lstat", f"{job.root}/config.toml", str(tmp_path), verb[0], job.root, *verb[1:]]
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, *arguments], check=False, capture_output=True, timeout=60
+    )
+    assert done.returncode == StorageError.exit_code, done.stderr
+    assert steps_of(job) == [1, 2, 3, 4]
 
 
 def led_elsewhere(job: Job, beat: int) -> None:

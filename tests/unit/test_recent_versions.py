@@ -34,5 +34,6 @@ def test_the_list_is_bounded_in_number_and_age():
 def test_entries_that_are_none_are_left_out():
     good = [1, 2, 3.5, None]
     odd = ["x", [1, 2], [1, 2, "3", None], [1, "2", 3.0, None], [1, 2, 3.0, 7], {}, None]
-    assert recent_of(Presence("e0", info={RECENT: [*odd, good]})) == [(1, 2, 3.5, None)]
+    huge = [[10**400, 2, 3.5, None], [1, 10**400, 3.5, None], [1, 2, 10**400, None], [1, 2, -(10**400), None]]
+    assert recent_of(Presence("e0", info={RECENT: [*odd, *huge, good]})) == [(1, 2, 3.5, None)]
     assert recent_of(Presence("e0", info={RECENT: "all"})) == []

@@ -128,6 +128,15 @@ def test_the_byte_budget_removes_the_oldest_weakly_kept_steps():
     }  # fmt: skip
 
 
+def test_the_byte_budget_counts_no_step_that_another_rule_removes():
+    looked = job(*numbered(100, 200, 310, 320, 330), newest=330, previous=320)
+    found = rules(looked, keep_every=100, keep_last=2, max_bytes=450)
+    assert found == {
+        100: "keep_every", 200: "keep_every", 310: "-superseded", 320: "previous_version", 330: "newest_version"
+    }  # fmt: skip
+    assert rules(looked, keep_every=100, keep_last=2, max_bytes=399) == found | {100: "-byte_budget"}
+
+
 def test_the_byte_budget_never_removes_protected_steps():
     looked = job(*numbered(1, 2, 3), newest=3, previous=2, explorers={"e": explorer(1)})
     assert rules(looked, max_bytes=1) == {1: "leased", 2: "previous_version", 3: "newest_version"}
