@@ -5,6 +5,7 @@ lists every place that deletes in a job.
 """
 
 import contextlib
+import errno
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -275,7 +276,12 @@ def _doomed(disk: Disk, path: str) -> str:
     if _entry(path) is None:
         return path
     doomed = f"{path}.being.deleted"
-    disk.rename(path, doomed)
+    try:
+        disk.rename(path, doomed)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return path  # a rename may need room, and only deleting makes some
     return doomed
 
 
