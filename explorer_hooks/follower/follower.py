@@ -260,7 +260,7 @@ class Follower(Closing):
             try:
                 outcome = self.turn(_TURN)
             except StorageError as error:
-                self._note_storage_problem(str(error))
+                self._note_storage_problem(error)
                 outcome = TurnOutcome("nothing", reason=str(error))
             if outcome.kind != "nothing":
                 hear(outcome)
@@ -290,19 +290,20 @@ class Follower(Closing):
                 return self._await_answer(timeout)
             version = self.client.wait_for(self._next, timeout)
         except TimedOutError as error:
-            problem = str(error.__cause__ or "")
-            self._note_storage_problem(problem)
+            unread = error.__cause__ if isinstance(error.__cause__, StorageError) else None
+            self._note_storage_problem(unread)
             if self._engine.is_reachable:
-                return TurnOutcome("nothing", reason=problem or "no version was due in time")
+                return TurnOutcome("nothing", reason=str(unread or "no version was due in time"))
             return TurnOutcome("unreachable", reason=self._engine.reason)
         assert version is not None
-        self._note_storage_problem("")
+        self._note_storage_problem(None)
         return version
 
-    def _note_storage_problem(self, problem: str) -> None:
+    def _note_storage_problem(self, error: StorageError | None) -> None:
         """Report that the job cannot be read, once until it can: no version reaches the engine meanwhile."""
-        if problem and problem != self._storage_problem:
-            self._reporter.event("error", "storage_failed", reason=problem)
+        problem = "" if error is None else str(error)
+        if error is not None and problem != self._storage_problem:
+            self._reporter.event("error", "storage_failed", reason=problem, hint=error.hint)
         self._storage_problem = problem
 
     def _await_answer(self, timeout: float) -> Version | int | TurnOutcome:

@@ -209,11 +209,11 @@ class DaemonLoop:
     def _reload(self) -> None:
         daemon = self._daemon
         self._manager.reloading()
-        found = self._has_config_now()
+        is_there = self._has_config_now()
         try:
             daemon.reload(self._load())
             # Until it was read it is awaited: so long the daemon prunes by the defaults.
-            self._awaits_config &= not found
+            self._awaits_config &= not is_there
         except SyncdError as error:
             self._report_rejected(error)
         self._manager.ready(status_line(daemon))

@@ -272,7 +272,10 @@ def _rescue_links(job: Job, paths: Iterable[str], parents: Mapping[int, int | No
 
 
 def _doomed(disk: Disk, path: str) -> str:
-    """Give an entry that is to be deleted a name that is no step's, and return its path: no half of it comes back."""
+    """Return the path of an entry that is to be deleted under a name that is no step's: no half of it comes back.
+
+    On a full disk it keeps its name.
+    """
     if _entry(path) is None:
         return path
     doomed = f"{path}.being.deleted"
@@ -281,7 +284,7 @@ def _doomed(disk: Disk, path: str) -> str:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return path  # a rename may need room, and only deleting makes some
+        return path  # a rename may need room, and deleting makes some
     return doomed
 
 

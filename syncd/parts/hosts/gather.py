@@ -133,11 +133,16 @@ class Gather:
         """Get nothing more."""
         with self._changed:
             self._over = True
-            flying = [request for requests in self._flying.values() for request in requests.values()]
+            flying = list(self._requests())
             self._changed.notify_all()
         for request in flying:
             request.end()
         self._work.close()  # threads that wait for an answer, or for a file system that hangs, write no more
+
+    def _requests(self) -> Iterator[HostRequest]:
+        """Yield the requests in flight."""
+        for requests in self._flying.values():
+            yield from requests.values()
 
     def _share(self) -> int:
         """Return the bytes that this host reads from the file system if nothing is wrong."""
@@ -400,8 +405,7 @@ class Gather:
             if is_stuck(now - self._moved_on, is_coarse=is_coarse):
                 self._moved_on = now
                 self._read_rest()
-            flying = (request for requests in self._flying.values() for request in requests.values())
-            ended = [request for request in flying if request.is_overdue]
+            ended = [request for request in self._requests() if request.is_overdue]
             progress = self._progress(now)
             if self._is_own_begun and have_most_delivered(progress.values()):
                 late = late_hosts(progress, self._size, now - self._begun, is_coarse=is_coarse)

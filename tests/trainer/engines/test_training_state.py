@@ -47,6 +47,15 @@ class Threads:
         return self.gather(value)[0]
 
 
+def on_two_ranks(work):
+    """Do something as each of two ranks, in a thread each."""
+    threads = [threading.Thread(target=work, args=[rank]) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_LONG)
+
+
 def test_a_checkpoint_is_completed_once_all_ranks_have_written_their_parts(tmp_path, monkeypatch):
     """One rank's storage is slow: the other one does not wait for it, and the first completes nothing before."""
     (tmp_path / "job").mkdir()
@@ -76,11 +85,7 @@ def test_a_checkpoint_is_completed_once_all_ranks_have_written_their_parts(tmp_p
         engine.save_checkpoint({}, block_until_saved=True)
         engine.shutdown()
 
-    threads = [threading.Thread(target=save, args=[engine]) for engine in engines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(_LONG)
+    on_two_ranks(lambda rank: save(engines[rank]))
     assert [engine.saved_step for engine in engines] == [1, 1]
     assert said == ["written 0", "written 1", "completed"]
     names = os.listdir(tmp_path / "job" / "global_step_1" / "training")
@@ -225,11 +230,7 @@ def test_an_error_on_one_rank_is_raised_on_all_and_no_rank_waits_for_its_part(tm
             raised[rank] = error.message
         engine.shutdown()
 
-    threads = [threading.Thread(target=save, args=[rank]) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(_LONG)
+    on_two_ranks(save)
     assert raised == ["No space left on device"] * 2
     places = (tmp_path / "job", tmp_path / "job" / "global_step_1")
     assert not [name for place in places for name in os.listdir(place) if "training" in name]
@@ -290,11 +291,7 @@ def test_a_rank_that_seals_a_step_after_the_others_gave_up_leaves_a_step_that_is
         assert engine.saved_step == 1
         engine.shutdown()
 
-    threads = [threading.Thread(target=save, args=[rank]) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(_LONG)
+    on_two_ranks(save)
     assert raised == ["step 1 was not completed by all ranks"] * 2
     assert checkpoints.full_checkpoints(Job.at(tmp_path / "job")) == [1]
 
