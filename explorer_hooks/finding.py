@@ -5,11 +5,11 @@
 
 import difflib
 import importlib
-import importlib.metadata
 import os
 import shlex
 import sys
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from explorer_hooks.hook import Hook, HookOptions
 from syncd.errors import ConfigError
 from syncd.extras import install_command
+from syncd.registered import registered
 
 GROUP = "syncd.hooks"
 
@@ -45,7 +46,7 @@ def open_hook(
 
 
 def installed_hooks() -> list[str]:
-    return sorted(entry.name for entry in importlib.metadata.entry_points(group=GROUP))
+    return list(registered(GROUP))
 
 
 def shown(text: str) -> str:
@@ -85,8 +86,7 @@ def _public(address: str) -> str:
 
 
 def _hook_class(name: str) -> type[Hook]:
-    points = importlib.metadata.entry_points(group=GROUP)
-    entry = next((point for point in points if point.name == name), None)
+    entry = registered(GROUP).get(name)
     if entry is None:
         installed = installed_hooks()
         near = difflib.get_close_matches(name, installed, 1)
@@ -97,7 +97,7 @@ def _hook_class(name: str) -> type[Hook]:
     return _imported_class(entry)
 
 
-def _imported_class(entry: importlib.metadata.EntryPoint) -> type[Hook]:
+def _imported_class(entry: EntryPoint) -> type[Hook]:
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:

@@ -6,13 +6,15 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from syncd.errors import ConfigError
 from syncd.protocol.layout import read_config_file
 from syncd.protocol.permissions import POLICIES, parse_config, policy_in
 from syncd.registered import DAEMON_TABLES, registered
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -132,7 +134,7 @@ def table_schema() -> dict[str, Any]:
     return {"type": "object", "properties": {**keys, **tables}, "additionalProperties": False}
 
 
-def daemon_tables() -> Mapping[str, EntryPoint]:
+def daemon_tables() -> Mapping[str, "EntryPoint"]:
     """Return the tables of parts below [daemon], by name; none is imported."""
     return registered(DAEMON_TABLES)
 

@@ -9,12 +9,13 @@ docs/training-engines.md, docs/algorithms.md and docs/experience.md. An entry po
 """
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from syncd.errors import ConfigError
 from syncd.extras import install_command
 from syncd.jobfile.problems import nearest_name
+from syncd.registered import registered
 
 _OURS = "trainer."
 
@@ -33,7 +34,7 @@ class Registry:
     @property
     def installed(self) -> Mapping[str, EntryPoint]:
         """Return the entry points of all installed packages by name."""
-        return {point.name: point for point in entry_points(group=self.group)}
+        return registered(self.group)
 
     def get(self, name: str) -> Any:
         """Import and return the object of a name.
@@ -78,9 +79,9 @@ def load_plugins(registries: Iterable[Registry] = REGISTRIES) -> dict[str, tuple
     return names
 
 
-def unknown_name(message: str, name: str, registered: Iterable[str]) -> ConfigError:
+def unknown_name(message: str, name: str, installed: Iterable[str]) -> ConfigError:
     """Return the error for a name that is not known, with the nearest name and all others."""
-    names = sorted(registered)
+    names = sorted(installed)
     near = nearest_name(name, names)
     choices = f"there are {', '.join(names)}" if names else "there are none"
     return ConfigError(message, hint=f"did you mean {near!r}? {choices}" if near else choices)

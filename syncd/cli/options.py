@@ -20,6 +20,7 @@ from syncd.protocol.local_disk import again
 from syncd.protocol.owner import check_owner, is_own
 from syncd.protocol.path_trust import weak_level
 from syncd.protocol.permissions import modes_of
+from syncd.registered import registered
 from syncd.stall.calls import PendingCalls, tracked
 from syncd.stall.verbs import pending_calls
 
@@ -101,9 +102,7 @@ def find_job(job: str, state_dir: str | None, calls: PendingCalls | None = None)
 
 def delta_tool(name: str) -> Any:
     """Return a function that makes or reads deltas: an entry point of `syncd.delta`; numpy and pyarrow are loaded."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - few commands need it
-
-    point = next(iter(entry_points(group="syncd.delta", name=name)), None)
+    point = registered("syncd.delta").get(name)
     if point is None:
         raise ConfigError("this installation reads no deltas", hint=install_command("delta"))
     return point.load()

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -24,6 +23,7 @@ from syncd.protocol.manifest import Manifest
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import FileRecord
 from syncd.protocol.version import Pair, Version, engine_label, unpublished_label
+from syncd.registered import registered
 from syncd.transports.host_memory import HostMemory, unlimited
 from syncd.transports.tensors import TensorMeta
 
@@ -321,7 +321,7 @@ class Transport:
 
 def transport_names() -> tuple[str, ...]:
     """Return the names of all installed transports."""
-    return tuple(sorted({point.name for point in entry_points(group=TRANSPORTS)}))
+    return tuple(registered(TRANSPORTS))
 
 
 def find_transport(name: str) -> Transport:
@@ -330,9 +330,9 @@ def find_transport(name: str) -> Transport:
     Raises:
         ConfigError: There is none, or it cannot be imported.
     """
-    points = {point.name: point for point in entry_points(group=TRANSPORTS)}
+    points = registered(TRANSPORTS)
     if name not in points:
-        installed = ", ".join(sorted(points)) or "none"
+        installed = ", ".join(points) or "none"
         raise ConfigError(f"no transport is called {name[:80]!r}", hint=f"installed transports: {installed}")
     try:
         transport = points[name].load()

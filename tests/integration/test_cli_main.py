@@ -39,12 +39,12 @@ def process(*args, **more):
     return subprocess.run(command(*args), env=where, capture_output=True, text=True, check=False)
 
 
-def loaded(*args):
-    """Return which heavy modules a command line has imported."""
+def loaded(*args, modules=HEAVY):
+    """Return which of these modules a command line has imported."""
     script = (
         "import sys; from syncd.cli.main import run\n"
         f"try: run({list(args)!r})\nexcept SystemExit: pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+        f"print([name for name in {modules!r} if name in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
@@ -60,6 +60,12 @@ def test_help_imports_no_heavy_module(args):
 def test_help_of_a_verb_imports_no_module_that_only_the_verb_needs():
     for verb in ("status", "ls", "wait"):
         assert not re.search("structlog|rich|watchdog|asyncio", loaded(verb, "--help")), verb
+
+
+@pytest.mark.parametrize("verb", ["ls", "status"])
+def test_a_verb_that_needs_no_part_looks_for_none(tmp_path, verb):
+    (tmp_path / "config.toml").write_text("[daemon]\nkeep_last = 3\n")
+    assert loaded(verb, str(tmp_path), modules=("importlib.metadata",)) == "[]"
 
 
 def test_help_loads_few_modules(record_line):

@@ -65,7 +65,7 @@ def test_json_lines_keep_their_records_through_a_restart(job):
 
 def test_a_monitor_without_its_package_hints_at_what_to_install(job, monkeypatch):
     absent = EntryPoint("wandb", "trainer.monitors.no_such_package", "trainer.monitors")
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [absent])
+    monkeypatch.setattr(plugins, "registered", lambda group: {absent.name: absent})
     with pytest.raises(ConfigError) as caught:
         Monitors.open(config_of(job, "wandb"), 0)
     assert caught.value.hint == install_command("wandb")
