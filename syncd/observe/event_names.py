@@ -93,6 +93,8 @@ publish). error: canaries have stopped the published version; reason says why. [
 approved, by_word, reason, admitted, slots, waiting, stopped, seconds]"""
 WAVE_PROGRESSED: Final = "wave_progressed"
 """With rolling updates: more or fewer engines load or wait. [debug: admitted, slots, waiting, stopped]"""
+WAVE_ENDED: Final = "wave_ended"
+"""The configuration asks for rolling updates no more: followers wait for nothing. [info]"""
 MIRROR_STARTED: Final = "mirror_started"
 """`syncd mirror` begins. [info: source, target, version]"""
 MIRROR_STEP_COPIED: Final = "mirror_step_copied"

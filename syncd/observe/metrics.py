@@ -15,7 +15,7 @@ from syncd.errors import ConfigError
 from syncd.extras import install_command
 from syncd.observe import event_names
 from syncd.observe.events import Event
-from syncd.observe.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_EXPLORER, OF_FIELD, UNKNOWN
+from syncd.observe.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_EXPLORER, OF_FIELD, OF_WAVE, UNKNOWN
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.mount import MountState
 
@@ -115,6 +115,7 @@ class Metrics:
             event_names.MIRROR_STEP_COPIED: self._on_mirrored,
             event_names.MIRROR_VERSION_PUBLISHED: lambda _: self._all["mirror_versions"].inc(),
             event_names.MIRROR_BATCH_COPIED: lambda _: self._all["mirror_batches"].inc(),
+            event_names.WAVE_ENDED: self._on_wave_ended,
         }
 
     def _on_start(self, fields: Fields) -> None:
@@ -191,6 +192,10 @@ class Metrics:
     def _on_scan(self, fields: Fields) -> None:
         full = "true" if fields.get("full") else "false"
         self._all["scan_duration_seconds"].labels(full).observe(fields["seconds"])
+
+    def _on_wave_ended(self, _: Fields) -> None:
+        for gauge in OF_WAVE.values():
+            self._all[gauge].set(math.nan)
 
     def _counted(self, name: str, fields: Fields, label: str, otherwise: str = "") -> None:
         self._all[name].labels(fields.get(label, otherwise)).inc()

@@ -95,6 +95,7 @@ class Rolling:
         if now - self._off_since < OFF_AFTER or term is None:
             return snapshot
         term.discard(self._job.rolling)
+        self._reporter.publish(event_names.WAVE_ENDED, "info")
         self.begin_term()
         return replace(snapshot, wave=None)
 

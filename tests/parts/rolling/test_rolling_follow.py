@@ -1,6 +1,7 @@
 """Followers and the daemon with and without rolling updates, in one process."""
 
 import errno
+import math
 import os
 import time
 
@@ -15,6 +16,7 @@ from explorer_hooks.parts.rolling.gate import RollingGate
 from syncd.client.client import Client
 from syncd.errors import EngineDeadError, LoadFailedError
 from syncd.observe import event_names
+from syncd.observe.metric_table import OF_WAVE
 from syncd.observe.metrics import Metrics
 from syncd.parts.rolling import admit
 from syncd.parts.rolling.admit import Policy
@@ -177,6 +179,27 @@ def test_a_table_that_is_removed_ends_the_waiting(tmp_path):
     clock.sleep(OFF_AFTER)
     daemon.tick()
     assert read_wave(job) is None
+    daemon.close()
+
+
+def test_gauges_of_a_wave_have_no_value_once_the_table_is_removed(tmp_path):
+    pytest.importorskip("prometheus_client")
+    (tmp_path / "job").mkdir()
+    job, clock, metrics = Job.at(tmp_path / "job"), ManualClock(), Metrics("job")
+    daemon, recorder, _ = start(job, clock, parts=ROLLING)
+    write_step(job, 1)
+    daemon.tick(woken=True)
+    daemon.reload(type(daemon.config)())
+    for _ in range(3):
+        clock.sleep(OFF_AFTER)
+        daemon.tick()
+    for event in recorder.events:
+        metrics.observe(event)
+    shown = [
+        metrics.registry.get_sample_value(f"syncd_{name}", {"directory": "job"}) for name in OF_WAVE.values()
+    ]
+    assert all(map(math.isnan, shown))
+    assert event_names.WAVE_CHANGED in [event.name for event in recorder.events]
     daemon.close()
 
 
