@@ -218,6 +218,7 @@ class Daemon:
         if published is not None:
             self._run_parts()
             self._report_published(published, scanned)
+            reporter.publish_differences(scanned, self.snapshot)  # what explorers lag behind it
             self.leader.progress()
             self._prove_shortcut(scanned.steps[published.step])
         reporter.publish_quarantine(scanned.version, self.snapshot.version)

@@ -67,7 +67,8 @@ EXPLORER_DIED: Final = "explorer_died"
 EXPLORER_LEFT: Final = "explorer_left"
 """An explorer reported that it stops, or its file was removed. [info: explorer]"""
 EXPLORER_LAG_CHANGED: Final = "explorer_lag_changed"
-"""An explorer is another number of steps behind than before. [debug: explorer, lag]"""
+"""A live explorer is another number of steps behind than before; null once it runs no version. [debug: explorer,
+lag]"""
 ENGINE_REPORTED: Final = "engine_reported"
 """A live explorer reports something new of its engine; seen within 5 s. Bytes: where it reads from other
 hosts too. [debug: explorer, state, ready, failures, load_seconds, mean, tolerance, origin_bytes, peer_bytes,

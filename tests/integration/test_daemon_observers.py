@@ -9,12 +9,16 @@ import urllib.request
 
 import pytest
 from support.cli import command, environment
-from support.jobs import write_step
+from support.jobs import ManualClock, explorer, write_step
 from support.ports import free_port
 from support.waiting import until
 
+from syncd.config import DaemonConfig
+from syncd.daemon.service import Daemon
 from syncd.observe.journal import read_events
+from syncd.observe.metrics import Metrics
 from syncd.protocol.layout import Job
+from syncd.protocol.presence import RunningStatus
 
 pytest.importorskip("prometheus_client")
 
@@ -88,3 +92,46 @@ def test_an_unwritable_journal_does_not_stop_the_daemon(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert os.path.exists(job.version)
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Return a job, a daemon that ticks by hand and its clock, and what one of its metrics is now."""
+    job, clock, metrics = Job.at(tmp_path), ManualClock(), Metrics()
+    daemon = Daemon(job, DaemonConfig(verify="header"), clock, metrics)
+    return (
+        job,
+        clock,
+        daemon,
+        lambda name, **labels: metrics.registry.get_sample_value(
+            f"syncd_{name}", {"directory": "", **labels}
+        ),
+    )
+
+
+def test_the_lag_metric_follows_versions_and_ends_with_the_explorer(measured):
+    job, clock, daemon, value = measured
+
+    def lag():
+        clock.sleep(6)
+        daemon.tick()
+        return value("explorer_lag_steps", explorer="e0")
+
+    write_step(job, 1)
+    daemon.tick()
+    follower = explorer(job, clock, "e0", applied=(1, 1))
+    assert lag() == 0
+    for step in (2, 3):
+        write_step(job, step)
+        follower.beat()
+        assert lag() == step - 1
+    follower.update(applied=(1, 3))
+    assert lag() == 0
+    follower.update(applied=None)
+    assert lag() is None
+    follower.update(applied=(1, 3))
+    assert lag() == 0
+    follower.update(status=RunningStatus.STOPPED)
+    assert lag() is None
+    write_step(job, 4)
+    assert lag() is None
