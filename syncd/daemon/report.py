@@ -13,6 +13,7 @@ from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
 from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
+from syncd.protocol.step import StepState
 from syncd.protocol.version import Version
 
 _MOST_CALLS = 12
@@ -91,9 +92,10 @@ class EventReporter:
 
 
 def totals(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the counts that metrics show of a whole job; the living alone count."""
+    """Return what metrics show of a whole job: counts, of which the living alone are, and the steps being written."""
     return {
         "steps": len(snapshot.steps),
+        "filling": [step.step for step in snapshot.steps.values() if step.state is StepState.FILLING],
         "bytes": snapshot.job_size,
         "free": snapshot.free,
         "leases": len(snapshot.leases),

@@ -123,8 +123,9 @@ REQUEST_COMPLETED: Final = "request_completed"
 REQUEST_REFUSED: Final = "request_refused"
 """The daemon refused a rollback or a vacate. [warning: kind, step, detail]"""
 SCAN_COMPLETED: Final = "scan_completed"
-"""The daemon scanned the job; the last five fields only of a full scan, explorers and trainers count the
-live ones. [debug: seconds, full, steps, quarantined, bytes, free, leases, explorers, trainers]"""
+"""The daemon scanned the job; the last six fields only of a full scan. filling: the steps that are being written;
+explorers and trainers count the live ones. [debug: seconds, full, steps, quarantined, filling, bytes, free, leases,
+explorers, trainers]"""
 OPERATION_FAILED: Final = "operation_failed"
 """Something failed, and the daemon retries. Code `bug` is an error of syncd itself, with the calls that led
 to it: please report it. [error: code, detail, hint, calls]"""

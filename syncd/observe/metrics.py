@@ -191,6 +191,10 @@ class Metrics:
     def _on_scan(self, fields: Fields) -> None:
         full = "true" if fields.get("full") else "false"
         self._all["scan_duration_seconds"].labels(full).observe(fields["seconds"])
+        if (filling := fields.get("filling")) is not None:
+            # No event says that the directory of a save has gone: its writer, or a person, removes it.
+            self._filling = {step: parts for step, parts in self._filling.items() if step in filling}
+            self._show_progress()
 
     def _counted(self, name: str, fields: Fields, label: str, otherwise: str = "") -> None:
         self._all[name].labels(fields.get(label, otherwise)).inc()

@@ -19,6 +19,7 @@ from syncd.observe.journal import read_events
 from syncd.observe.metrics import Metrics
 from syncd.protocol.layout import Job
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.writer import StepWriter
 
 pytest.importorskip("prometheus_client")
 
@@ -135,3 +136,20 @@ def test_the_lag_metric_follows_versions_and_ends_with_the_explorer(measured):
     assert lag() is None
     write_step(job, 4)
     assert lag() is None
+
+
+def test_a_save_whose_directory_has_gone_is_no_filling_step(measured):
+    job, clock, daemon, value = measured
+    older, newer = (StepWriter(job, step, 2, "a1") for step in (20, 30))
+    older.begin()
+    newer.begin()
+    daemon.tick()
+    assert value("filling_step") == 30
+    newer.discard()
+    clock.sleep(daemon.config.reconcile)
+    daemon.tick()
+    assert value("filling_step") == 20
+    older.discard()
+    clock.sleep(daemon.config.reconcile)
+    daemon.tick()
+    assert value("filling_step") == -1
