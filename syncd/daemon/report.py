@@ -35,12 +35,19 @@ class EventReporter:
     def __init__(self, observer: Observer, clock: Clock) -> None:
         self._observer, self._clock = observer, clock
         self._problems: set[Problem] = set()
+        self._reported = Snapshot()
+
+    def begin_term(self) -> None:
+        """Forget what was reported: a daemon that begins to lead reports all that is there."""
+        self._reported = Snapshot()
 
     def publish(self, name: str, level: Level, **fields: Any) -> None:
         self._observer.observe(Event(name, level, self._clock.time(), fields))
 
-    def publish_differences(self, before: Snapshot, after: Snapshot) -> None:
-        for message in differences(before, after):
+    def publish_differences(self, snapshot: Snapshot) -> None:
+        """Publish what has changed since the snapshot of the last call; a tick that failed made none."""
+        before, self._reported = self._reported, snapshot
+        for message in differences(before, snapshot):
             self.publish(message.name, message.level, **message.fields)
 
     def publish_problems(self, problems: Iterable[Problem]) -> None:

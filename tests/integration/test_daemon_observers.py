@@ -1,5 +1,6 @@
 """A real daemon heard by all its adapters: log, journal, endpoint, textfile, systemd."""
 
+import errno
 import json
 import os
 import signal
@@ -9,16 +10,18 @@ import urllib.request
 
 import pytest
 from support.cli import command, environment
-from support.jobs import ManualClock, explorer, write_step
+from support.jobs import ManualClock, Recorder, explorer, write_step
 from support.ports import free_port
 from support.waiting import until
 
 from syncd.config import DaemonConfig
 from syncd.daemon.service import Daemon
+from syncd.errors import StorageError
 from syncd.observe.journal import read_events
 from syncd.observe.metrics import Metrics
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.leadership import Term
+from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.writer import StepWriter
 
 pytest.importorskip("prometheus_client")
@@ -153,3 +156,46 @@ def test_a_save_whose_directory_has_gone_is_no_filling_step(measured):
     clock.sleep(daemon.config.reconcile)
     daemon.tick()
     assert value("filling_step") == -1
+
+
+def test_a_daemon_that_leads_again_reports_all_that_are_there(measured):
+    job, clock, daemon, value = measured
+    write_step(job, 1)
+    daemon.tick()
+    follower = explorer(job, clock, "e0", applied=(1, 1))
+    clock.sleep(6)
+    daemon.tick()
+    other = Daemon(job, DaemonConfig(verify="header"), clock, Recorder(), gone=lambda _: True)
+    other.tick()
+    assert other.leads
+    clock.sleep(6)
+    follower.beat()
+    daemon.tick()
+    assert not daemon.leads
+    assert value("explorer_lag_steps", explorer="e0") is None
+    other.close()
+    daemon.tick()
+    assert daemon.leads
+    assert value("explorer_lag_steps", explorer="e0") == 0
+
+
+def test_what_happens_while_a_publish_fails_is_reported_once_it_works(measured, monkeypatch):
+    job, clock, daemon, value = measured
+    write_step(job, 1)
+    daemon.tick()
+    explorer(job, clock, "e0", applied=(1, 1))
+    clock.sleep(6)
+    daemon.tick()
+    assert value("explorer_lag_steps", explorer="e0") == 0
+    write_step(job, 2)
+    clock.sleep(TTL)
+    with monkeypatch.context() as patched:
+        patched.setattr(Term, "publish", full)
+        daemon.tick()
+    assert isinstance(daemon.error, StorageError)
+    daemon.tick()
+    assert value("explorer_lag_steps", explorer="e0") is None, "it died"
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
