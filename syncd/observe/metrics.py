@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from syncd._version import __version__
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, plain
 from syncd.extras import install_command
 from syncd.observe import event_names
 from syncd.observe.events import Event
@@ -42,7 +42,7 @@ class Metrics:
 
     def __init__(self, job: str = "") -> None:
         self._client = client = _client()
-        self._labels = {"directory": job}
+        self._labels = {"directory": plain(job)}
         bare = client.CollectorRegistry()
         self.registry = client.CollectorRegistry()
         self.registry.register(_Labelled(bare, self._labels))
@@ -118,7 +118,7 @@ class Metrics:
         }
 
     def _on_start(self, fields: Fields) -> None:
-        self._labels["directory"] = fields.get("job") or self._labels["directory"]
+        self._labels["directory"] = plain(fields.get("job") or self._labels["directory"])
 
     def _on_following(self, _: Fields) -> None:
         self._all["is_leader"].set(0)

@@ -126,14 +126,14 @@ def runtime(tmp_path, monkeypatch):
 
 
 def test_the_host_file_of_a_daemon_is_found_by_the_job_path(runtime, tmp_path):
-    writer = host_state.Writer("/really/j", "/link/j")
-    writer.write(5.0, {"status": "well"})
-    for name in ("/really/j", "/link/j", "/link/../link/j/"):
+    writer = host_state.Writer("/really/j\udcff", "/link/j")
+    writer.write(5.0, {"status": "well", "job": "/really/j\udcff"})
+    for name in ("/really/j\udcff", "/link/j", "/link/../link/j/"):
         found = host_state.find(name)
-        assert (found.at, found.document, found.is_current) == (5.0, {"status": "well"}, True)
+        assert (found.at, found.document["status"], found.is_current) == (5.0, "well", True)
     assert host_state.find("/other/j") is None
     writer.remove()
-    assert host_state.find("/really/j") is None
+    assert host_state.find("/really/j\udcff") is None
 
 
 def test_old_host_files_of_killed_daemons_are_removed_at_a_start(runtime):

@@ -262,3 +262,11 @@ def test_the_documented_metrics_are_exactly_the_exported_ones(metrics):
         for metric in metrics.registry.collect()
     }
     assert {f"syncd_{name}" for name in documented} == there
+
+
+def test_a_job_whose_path_is_no_utf_8_has_metrics(tmp_path):
+    for metrics in (Metrics("/j\udcff"), Metrics()):
+        metrics.write_to(str(tmp_path / "job.prom"))
+        tell(metrics, event_names.DAEMON_STARTED, job="/j\udcff")
+        metrics.close()
+        assert 'directory="/j\\\\udcff"' in (tmp_path / "job.prom").read_text()
