@@ -127,6 +127,9 @@ class Metrics:
         self._show_progress()
         for gauge in (*OF_EXPLORER.values(), "engine_state"):
             self._all[gauge].clear()
+        for event in (event_names.SCAN_COMPLETED, event_names.WAVE_CHANGED):
+            for gauge in OF_FIELD[event].values():
+                self._all[gauge].set(math.nan)
 
     def _on_filling(self, fields: Fields) -> None:
         if fields.get("state", "filling") == "filling":
