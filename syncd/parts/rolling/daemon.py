@@ -95,6 +95,8 @@ class Rolling:
         if now - self._off_since < OFF_AFTER or term is None:
             return snapshot
         term.discard(self._job.rolling)
+        if self._counts:
+            self._reporter.publish(event_names.WAVE_PROGRESSED, "debug", **dict.fromkeys(self._counts, 0))
         self.begin_term()
         return replace(snapshot, wave=None)
 

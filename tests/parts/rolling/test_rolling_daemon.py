@@ -3,7 +3,10 @@
 import pytest
 from support.jobs import explorer, start, write_step
 
+from syncd.config import DaemonConfig
+from syncd.observe import event_names
 from syncd.parts.rolling.admit import Policy
+from syncd.parts.rolling.daemon import OFF_AFTER
 from syncd.protocol.layout import Job
 from syncd.protocol.rolling import READS_GATE, read_wave
 
@@ -78,3 +81,21 @@ def test_a_canary_waits_no_longer_than_a_second_for_presences(job, monkeypatch):
     clock.sleep(daemon.parts.every * 2)
     daemon.tick()
     assert canaries(job) == ["e3"]
+
+
+def test_the_counts_of_a_wave_are_none_once_rolling_updates_are_off(job):
+    daemon, heard, clock = start(job, parts={"rolling": Policy(max_paused=2, canaries=1)})
+    explorer(job, clock, "e0", reads=(READS_GATE,))
+    write_step(job, 1)
+    for _ in range(3):
+        daemon.tick()
+        clock.sleep(6)
+    assert canaries(job) == ["e0"]
+    daemon.reload(DaemonConfig(verify="header"))
+    daemon.tick()
+    clock.sleep(OFF_AFTER)
+    daemon.tick()
+    assert read_wave(job) is None
+    assert heard.of(event_names.WAVE_PROGRESSED)[-1] == dict.fromkeys(
+        ("admitted", "slots", "waiting", "stopped"), 0
+    )
