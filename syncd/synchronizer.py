@@ -14,7 +14,7 @@ from syncd.client.aio import AsyncClient, run
 from syncd.client.broadcast_control import BroadcastControl
 from syncd.client.broadcast_membership import BroadcastMembership
 from syncd.client.client import Client, ClientOptions, Role, guarded
-from syncd.client.follow import NATIVE, Leased
+from syncd.client.follow import Leased
 from syncd.client.own_presence import OwnPresence
 from syncd.client.state_dict import (
     TensorData,
@@ -43,6 +43,7 @@ from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
 from syncd.protocol.safetensors import Header
+from syncd.protocol.step import NATIVE
 from syncd.protocol.version import Version
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 from syncd.transports.files.receive import FilesReceiver

@@ -22,6 +22,7 @@ from syncd.context import Closing
 from syncd.errors import UsageError, storage_errors
 from syncd.protocol.broadcast_round import agreed_asks
 from syncd.protocol.disk import Clock, Disk, exists, is_below
+from syncd.protocol.documents import SMALL_LIMIT, encode
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import Manifest
@@ -36,6 +37,8 @@ Role = Literal["trainer", "explorer", "observer"]
 
 TICK = 1.0
 """Seconds between two turns of the heartbeat thread, on a local mount."""
+
+_MOST_INFO = SMALL_LIMIT // 2  # bytes; the rest is for the other fields of a presence
 
 P = ParamSpec("P")
 
@@ -206,10 +209,14 @@ class Client(Closing):
         Args:
             fields: JSON values by name; None removes a field. Other fields stay.
             now: Whether to write at once; else the next write publishes them, at the latest a heartbeat.
+
+        Raises:
+            UsageError: They are no JSON values, or too large for a presence. Nothing is changed.
         """
         own = self.own(None, "describe")
         info = {name: value for name, value in {**own.info, **fields}.items() if value is not None}
         if info != own.info:
+            _require_readable(info)
             (own.change if now else own.change_later)(info=info)
 
     def publish_reads(self, names: Sequence[str]) -> None:
@@ -440,3 +447,13 @@ class Client(Closing):
             self.trainers.read()
             if self.role == "trainer":
                 self.explorers.read()
+
+
+def _require_readable(info: Mapping[str, Any]) -> None:
+    """Refuse what each later heartbeat would fail at, or what no reader of the presence takes."""
+    try:
+        size = len(encode(info))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"facts of a presence are JSON values: {error}") from error
+    if size > _MOST_INFO:
+        raise UsageError(f"facts of a presence may have {_MOST_INFO} bytes as JSON, these have {size}")

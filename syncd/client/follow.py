@@ -17,11 +17,11 @@ from syncd.protocol.engine_state import engine_report_of
 from syncd.protocol.layout import ACTOR, Job, step_name
 from syncd.protocol.manifest import Manifest, read_manifest
 from syncd.protocol.presence import RECENT, Presence, with_recent
+from syncd.protocol.step import NATIVE
 from syncd.protocol.version import Pair, Version, read_version, read_version_or_none
 
 T = TypeVar("T")
 
-NATIVE = "syncd"
 _REMEMBERED = 256
 
 

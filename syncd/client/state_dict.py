@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
@@ -15,7 +15,7 @@ from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import Disk, FileStat
 from syncd.protocol.manifest import Manifest
-from syncd.protocol.receipt import record_chunks
+from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import (
     DTYPE_BITS,
@@ -74,15 +74,24 @@ def encode_state(state: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
 
 def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, TensorData]:
     """Return the tensors of a step, every byte of them checked against the manifest."""
-    tensors: dict[str, TensorData] = {}
-    headers = []
-    for record in manifest.shards:
-        path = f"{step_path}/{record.name}"
-        whole, end = bytearray(record.size), 0
-        for piece in record_chunks(disk, path, record):
-            whole[end : end + len(piece)] = piece
-            end += len(piece)
-        data = memoryview(whole).toreadonly()
+    return _tensors(
+        (f"{step_path}/{record.name}", _checked(disk, step_path, record)) for record in manifest.shards
+    )
+
+
+def _checked(disk: Disk, step_path: str, record: FileRecord) -> bytearray:
+    whole, end = bytearray(record.size), 0
+    for piece in record_chunks(disk, f"{step_path}/{record.name}", record):
+        whole[end : end + len(piece)] = piece
+        end += len(piece)
+    return whole
+
+
+def _tensors(files: Iterable[tuple[str, bytes | bytearray]]) -> dict[str, TensorData]:
+    """Return the tensors of files, of which path and content are given; each tensor is in one of them only."""
+    tensors, headers = dict[str, TensorData](), []
+    for path, content in files:
+        data = memoryview(content).toreadonly()
         header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
         headers.append(header)
         for name, tensor in header.tensors.items():
@@ -127,18 +136,14 @@ def _indexed(disk: Disk, path: str) -> set[str]:
 
 def read_foreign_state(disk: Disk, paths: Sequence[str]) -> dict[str, TensorData]:
     """Return the tensors of files that have no manifest; headers and lengths are checked, there are no digests."""
-    tensors, headers = dict[str, TensorData](), []
-    for path in paths:
-        before = disk.stat(path)
-        data = memoryview(b"".join(chunks(disk, path)))
-        _require_same(disk, path, before)
-        header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
-        headers.append(header)
-        for name, tensor in header.tensors.items():
-            begin, end = header.data_offset + tensor.start, header.data_offset + tensor.end
-            tensors[name] = TensorData(tensor.dtype, tensor.shape, data[begin:end])
-    signature(headers)
-    return tensors
+    return _tensors((path, _settled(disk, path)) for path in paths)
+
+
+def _settled(disk: Disk, path: str) -> bytes:
+    before = disk.stat(path)
+    data = b"".join(chunks(disk, path))
+    _require_same(disk, path, before)
+    return data
 
 
 def iterate_foreign_state(disk: Disk, paths: Sequence[str]) -> Iterator[tuple[str, TensorData]]:

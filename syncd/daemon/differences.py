@@ -106,13 +106,22 @@ def _is_another(earlier: Module, module: Module) -> bool:
 
 
 def _lags(before: Snapshot, after: Snapshot) -> Iterator[Message]:
+    """Yield the lag of each live explorer that has another one than before; None once it runs no version."""
     if before.explorers is after.explorers and before.version == after.version:
         return
     for name, module in after.explorers.items():
-        lag = lag_of(after, module)
-        earlier = before.explorers.get(name)
-        if lag is not None and module.alive and (earlier is None or lag != lag_of(before, earlier)):
+        lag = _lag(after, name)
+        if _is_here(module) and lag != _lag(before, name):
             yield Message(event_names.EXPLORER_LAG_CHANGED, "debug", {"explorer": name, "lag": lag})
+
+
+def _lag(snapshot: Snapshot, name: str) -> int | None:
+    module = snapshot.explorers.get(name)
+    return lag_of(snapshot, module) if module and _is_here(module) else None
+
+
+def _is_here(module: Module) -> bool:
+    return module.alive and not module.has_left
 
 
 def _engines(before: Mapping[str, Module], after: Mapping[str, Module]) -> Iterator[Message]:
@@ -149,7 +158,7 @@ def _recent(earlier: Module | None, module: Module) -> Iterator[list[Any]]:
     Seconds are between two times of the explorer's own clock: that of the version, and that of the presence.
     """
     presence = module.presence
-    if earlier is module or (earlier is None and (module.has_left or not module.alive)):
+    if earlier is module or (earlier is None and not _is_here(module)):
         return
     same_run = earlier is not None and earlier.presence.incarnation == presence.incarnation
     reported = recent_of(earlier.presence) if earlier is not None and same_run else []
@@ -174,7 +183,7 @@ def _moved(earlier: Module | None, module: Module) -> list[Any] | None:
         return None
     engine, presence = _engine(module), module.presence
     was = _engine(earlier)
-    if not module.alive or module.has_left or (engine and engine.state is EngineState.LOADING):
+    if not _is_here(module) or (engine and engine.state is EngineState.LOADING):
         return None
     state = engine and engine.state.value
     is_new = earlier is None or _is_another(earlier, module) or presence.applied != earlier.presence.applied
@@ -185,7 +194,7 @@ def _moved(earlier: Module | None, module: Module) -> list[Any] | None:
 
 
 def _engine(module: Module | None) -> EngineReport | None:
-    return engine_of(module.presence) if module and module.alive and not module.has_left else None
+    return engine_of(module.presence) if module and _is_here(module) else None
 
 
 def _figures(engine: EngineReport) -> dict[str, Any]:

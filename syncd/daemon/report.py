@@ -13,6 +13,7 @@ from syncd.observe.events import Event, Level, Observer
 from syncd.protocol.disk import Clock
 from syncd.protocol.entry_problem import EntryProblem
 from syncd.protocol.mount import MountState, MountTrouble
+from syncd.protocol.step import StepState
 from syncd.protocol.version import Version
 
 _MOST_CALLS = 12
@@ -34,12 +35,19 @@ class EventReporter:
     def __init__(self, observer: Observer, clock: Clock) -> None:
         self._observer, self._clock = observer, clock
         self._problems: set[Problem] = set()
+        self._reported = Snapshot()
+
+    def begin_term(self) -> None:
+        """Forget what was reported: a daemon that begins to lead reports all that is there."""
+        self._reported = Snapshot()
 
     def publish(self, name: str, level: Level, **fields: Any) -> None:
         self._observer.observe(Event(name, level, self._clock.time(), fields))
 
-    def publish_differences(self, before: Snapshot, after: Snapshot) -> None:
-        for message in differences(before, after):
+    def publish_differences(self, snapshot: Snapshot) -> None:
+        """Publish what has changed since the snapshot of the last call; a tick that failed made none."""
+        before, self._reported = self._reported, snapshot
+        for message in differences(before, snapshot):
             self.publish(message.name, message.level, **message.fields)
 
     def publish_problems(self, problems: Iterable[Problem]) -> None:
@@ -91,9 +99,10 @@ class EventReporter:
 
 
 def totals(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the counts that metrics show of a whole job; the living alone count."""
+    """Return what metrics show of a whole job: counts, of which the living alone are, and the steps being written."""
     return {
         "steps": len(snapshot.steps),
+        "filling": [step.step for step in snapshot.steps.values() if step.state is StepState.FILLING],
         "bytes": snapshot.job_size,
         "free": snapshot.free,
         "leases": len(snapshot.leases),

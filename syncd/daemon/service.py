@@ -160,7 +160,7 @@ class Daemon:
         self._scan(woken=woken)
         self.found_news = self.snapshot.marker != before.marker
         self._run_parts()
-        self._act(before)
+        self._act()
         self.parts.require_written()
         self.leader.beat()
         self.leader.on_progress()
@@ -178,6 +178,7 @@ class Daemon:
         self._scanner.reset(term.floor)
         self.removals.begin_term(term)
         self.parts.begin_term()
+        self._reporter.begin_term()
 
     @property
     def _is_crowded(self) -> bool:
@@ -204,7 +205,7 @@ class Daemon:
             event_names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, quarantined=put_aside, **counts
         )
 
-    def _act(self, before: Snapshot) -> None:
+    def _act(self) -> None:
         """Publish first, report then: nothing that explorers need not wait for comes before the version."""
         removals, reporter = self.removals, self._reporter
         self.plan = self._current_plan()
@@ -214,10 +215,11 @@ class Daemon:
             published = self._publish(self.plan.publish)
         elif self.plan.amend is not None:
             self._amend(self.plan.amend)
-        reporter.publish_differences(before, scanned)
+        reporter.publish_differences(scanned)
         if published is not None:
             self._run_parts()
             self._report_published(published, scanned)
+            reporter.publish_differences(self.snapshot)  # explorers lag behind it
             self.leader.progress()
             self._prove_shortcut(scanned.steps[published.step])
         reporter.publish_quarantine(scanned.version, self.snapshot.version)

@@ -67,7 +67,8 @@ EXPLORER_DIED: Final = "explorer_died"
 EXPLORER_LEFT: Final = "explorer_left"
 """An explorer reported that it stops, or its file was removed. [info: explorer]"""
 EXPLORER_LAG_CHANGED: Final = "explorer_lag_changed"
-"""An explorer is another number of steps behind than before. [debug: explorer, lag]"""
+"""A live explorer is another number of steps behind than before; null once it runs no version. [debug: explorer,
+lag]"""
 ENGINE_REPORTED: Final = "engine_reported"
 """A live explorer reports something new of its engine; seen within 5 s. Bytes: where it reads from other
 hosts too. [debug: explorer, state, ready, failures, load_seconds, mean, tolerance, origin_bytes, peer_bytes,
@@ -124,8 +125,9 @@ REQUEST_COMPLETED: Final = "request_completed"
 REQUEST_REFUSED: Final = "request_refused"
 """The daemon refused a rollback or a vacate. [warning: kind, step, detail]"""
 SCAN_COMPLETED: Final = "scan_completed"
-"""The daemon scanned the job; the last five fields only of a full scan, explorers and trainers count the
-live ones. [debug: seconds, full, steps, quarantined, bytes, free, leases, explorers, trainers]"""
+"""The daemon scanned the job; the last six fields only of a full scan. filling: the steps that are being written;
+explorers and trainers count the live ones. [debug: seconds, full, steps, quarantined, filling, bytes, free, leases,
+explorers, trainers]"""
 OPERATION_FAILED: Final = "operation_failed"
 """Something failed, and the daemon retries. Code `bug` is an error of syncd itself, with the calls that led
 to it: please report it. [error: code, detail, hint, calls]"""

@@ -9,7 +9,8 @@ from syncd.observe import event_names
 
 Level = Literal["debug", "info", "warning", "error"]
 
-GIVE_UP_AFTER = 10  # failures in a row after which an adapter is no longer called
+GIVE_UP_AFTER = 10  # failures in a row after which an adapter is called seldom
+AGAIN_AFTER = 60.0  # seconds after which it is called again: a disk may have been full for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,15 @@ class Observer(Protocol):
 class Observers:
     """Several observers as one, which never raises. Each event goes to them in the order given.
 
-    The failure of one is reported once, to the others; after `GIVE_UP_AFTER` failures in a row it is left out. One
-    that has a `close` is closed at the end.
+    The failure of one is reported once, to the others; after `GIVE_UP_AFTER` failures in a row it is left out for
+    `AGAIN_AFTER` seconds at a time. One that has a `close` is closed at the end.
     """
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
         self._one_at_a_time = threading.Lock()
         self._failures = [0] * len(observers)
+        self._failed_at = [0.0] * len(observers)
         self._reported = [False] * len(observers)
 
     def observe(self, event: Event) -> None:
@@ -64,10 +66,12 @@ class Observers:
         self.close()
 
     def _hand(self, number: int, observer: Observer, event: Event) -> Exception | None:
-        if self._failures[number] >= GIVE_UP_AFTER:
+        is_recent = abs(event.at - self._failed_at[number]) < AGAIN_AFTER  # the clock may step either way
+        if self._failures[number] >= GIVE_UP_AFTER and is_recent:
             return None
         error = _quietly(observer.observe, event)
         self._failures[number] = 0 if error is None else self._failures[number] + 1
+        self._failed_at[number] = event.at
         return error
 
     def _report_to_others(self, failed: int, event: Event) -> None:

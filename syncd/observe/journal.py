@@ -10,12 +10,14 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
+from syncd.errors import CorruptDataError
 from syncd.jsonl import append_lines, document_in
 from syncd.observe import event_names
 from syncd.observe.events import Event
+from syncd.protocol.documents import Fields
 from syncd.safe_open import open_read
 from syncd.stall.calls import TrackCall, untracked
 
@@ -142,9 +144,15 @@ def first_event_at(path: str) -> float | None:
                 document = document_in(file.readline(MAX_LINE))
         except OSError:
             continue
-        at = document.get("at") if document is not None and number < KEEP else None
-        return float(at) if isinstance(at, int | float) else None
+        return _time_of(document or {}) if number < KEEP else None
     return None
+
+
+def _time_of(document: Mapping[str, Any]) -> float | None:
+    try:
+        return Fields(document, "events").number("at")
+    except CorruptDataError:
+        return None
 
 
 def _read(path: str, limit: int) -> list[dict[str, Any]]:

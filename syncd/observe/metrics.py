@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from syncd._version import __version__
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, plain
 from syncd.extras import install_command
 from syncd.observe import event_names
 from syncd.observe.events import Event
@@ -42,7 +42,7 @@ class Metrics:
 
     def __init__(self, job: str = "") -> None:
         self._client = client = _client()
-        self._labels = {"directory": job}
+        self._labels = {"directory": plain(job)}
         bare = client.CollectorRegistry()
         self.registry = client.CollectorRegistry()
         self.registry.register(_Labelled(bare, self._labels))
@@ -119,7 +119,7 @@ class Metrics:
         }
 
     def _on_start(self, fields: Fields) -> None:
-        self._labels["directory"] = fields.get("job") or self._labels["directory"]
+        self._labels["directory"] = plain(fields.get("job") or self._labels["directory"])
 
     def _on_following(self, _: Fields) -> None:
         self._all["is_leader"].set(0)
@@ -128,6 +128,9 @@ class Metrics:
         self._show_progress()
         for gauge in (*OF_EXPLORER.values(), "engine_state"):
             self._all[gauge].clear()
+        for event in (event_names.SCAN_COMPLETED, event_names.WAVE_CHANGED):
+            for gauge in OF_FIELD[event].values():
+                self._all[gauge].set(math.nan)
 
     def _on_filling(self, fields: Fields) -> None:
         if fields.get("state", "filling") == "filling":
@@ -192,6 +195,10 @@ class Metrics:
     def _on_scan(self, fields: Fields) -> None:
         full = "true" if fields.get("full") else "false"
         self._all["scan_duration_seconds"].labels(full).observe(fields["seconds"])
+        if (filling := fields.get("filling")) is not None:
+            # No event says that the directory of a save has gone: its writer, or a person, removes it.
+            self._filling = {step: parts for step, parts in self._filling.items() if step in filling}
+            self._show_progress()
 
     def _on_wave_ended(self, _: Fields) -> None:
         for gauge in OF_WAVE.values():

@@ -67,7 +67,7 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
                 # A manager that does not read must not hold a tick up.
                 sender.setblocking(False)  # noqa: FBT003 - the socket's own signature
-                sender.sendto("\n".join(lines).encode(), self._address)
+                sender.sendto("\n".join(lines).encode(errors="backslashreplace"), self._address)
         except OSError:
             return
 

@@ -9,13 +9,13 @@ training run differs in nearly every tensor and is found; a change of a few byte
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from syncd.errors import ConfigError, CorruptDataError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import DEFAULT, hasher, name_of
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import Document, Fields, as_document, record_from
 from syncd.protocol.layout import ACTOR, Job, parse_step_name
 from syncd.protocol.safetensors import Tensor, signature
 
@@ -35,12 +35,12 @@ class AdapterBase:
 
     @staticmethod
     def from_fields(fields: Fields) -> "AdapterBase":
-        step = None if fields.document.get("step") is None else fields.integer("step")
-        name_of(fields.text("digest"), fields.path)
-        return AdapterBase(fields.text("digest"), fields.text("model"), step)
+        base = record_from(AdapterBase, fields)
+        name_of(base.digest, fields.path)
+        return base
 
-    def document(self) -> dict[str, object]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def document(self) -> Document:
+        return as_document(self)
 
 
 def find_base(job: Job, model: str) -> AdapterBase:

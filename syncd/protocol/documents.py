@@ -189,10 +189,23 @@ def without_none(document: Document, *names: str) -> Document:
 
 def encode(document: Mapping[str, Any]) -> bytes:
     """Return a document as the one JSON text that equal documents share, newline at the end."""
-    text = json.dumps(
-        {"protocol": PROTOCOL, **document}, sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
-    return text.encode() + b"\n"
+    document = {"protocol": PROTOCOL, **document}
+    text = _text(document)
+    # A path that is no UTF-8 has half surrogate pairs: written as they are, nobody could read the document.
+    return (_text(spelt(document)) if "\\ud" in text else text).encode() + b"\n"
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def spelt(value: Any) -> Any:
+    """Return a value whose texts have half surrogate pairs spelt out, which `decode` refuses."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {spelt(key): spelt(item) for key, item in value.items()}
+    return [spelt(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def decode(data: bytes, path: str) -> Fields:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from syncd.errors import CorruptDataError
-from syncd.protocol.documents import MAX_INTEGER, Fields
+from syncd.protocol.documents import MAX_INTEGER, Fields, record_from
 from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.version import Pair
 
@@ -142,14 +142,15 @@ def engine_report_of(info: Mapping[str, Any]) -> EngineReport | None:
 
 def _report(fields: Fields) -> EngineReport:
     proof = fields.optional_record("proof")
-    return EngineReport(
+    return record_from(
+        EngineReport,
+        fields,
+        "since",
+        "ready",
+        "loads",
+        "failures",
         state=EngineState(fields.text("state")),
-        since=fields.number("since"),
-        ready=fields.flag("ready"),
         reason=fields.text("reason")[:_LONGEST],
-        loads=fields.integer("loads"),
-        failures=fields.integer("failures"),
-        load_seconds=_optional_number(fields, "load_seconds"),
         proof=_proof(proof) if proof else None,
         given_up=tuple(_given_up(item) for item in fields.records("given_up")[-GIVEN_UP:]),
         exam=fields.text("exam", "")[:_LONGEST],
@@ -158,33 +159,14 @@ def _report(fields: Fields) -> EngineReport:
 
 
 def _proof(fields: Fields) -> Proof:
-    return Proof(
-        version=fields.text("version")[:_LONGEST],
-        mean=fields.number("mean"),
-        worst=fields.number("worst"),
-        tolerance=fields.number("tolerance"),
-        calibrated=_optional_number(fields, "calibrated"),
-        tokens=fields.integer("tokens"),
-        seconds=fields.number("seconds"),
-        replicas=fields.integer("replicas") if "replicas" in fields.document else 1,
-        checksums=fields.text("checksums")[:_LONGEST] if "checksums" in fields.document else "",
-        seen=_optional_number(fields, "seen"),
-        since=fields.text("since")[:_LONGEST] if "since" in fields.document else "",
-    )
+    defaults = {"checksums": "", "since": ""}
+    texts = {key: fields.text(key, defaults.get(key))[:_LONGEST] for key in ("version", *defaults)}
+    return record_from(Proof, fields, **texts)
 
 
 def _given_up(fields: Fields) -> GivenUp:
-    return GivenUp(
-        fields.integer("step"),
-        fields.text("digest")[:_LONGEST],
-        fields.text("reason")[:_LONGEST],
-        fields.flag("refused"),
-        fields.integer("generation") if fields.document.get("generation") is not None else None,
-    )
-
-
-def _optional_number(fields: Fields, key: str) -> float | None:
-    return None if fields.document.get(key) is None else fields.number(key)
+    texts = {key: fields.text(key)[:_LONGEST] for key in ("digest", "reason")}
+    return record_from(GivenUp, fields, **texts)
 
 
 def finite(value: float) -> float:

@@ -18,6 +18,7 @@ from syncd.protocol.documents import (
     encode,
     read_document,
     record_from,
+    spelt,
     without_none,
 )
 from syncd.protocol.layout import OWNER, STATE, Job
@@ -94,7 +95,7 @@ def is_own(job: Job) -> bool:
 def place_of(job: Job) -> JobPlace:
     """Return where the job is; `FileNotFoundError` without one."""
     root = job.disk.stat(job.root)
-    return JobPlace(host_name(), job.root, root.inode, job.disk.born(job.root))
+    return JobPlace(host_name(), spelt(job.root), root.inode, job.disk.born(job.root))
 
 
 def identity_of(job: Job) -> str | None:

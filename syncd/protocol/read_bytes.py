@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from syncd.errors import CorruptDataError
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import record_in
 
 INFO = "read"  # the fact of a presence that has them
 
@@ -25,10 +24,4 @@ class ReadBytes:
 
 def read_bytes_of(info: Mapping[str, Any]) -> ReadBytes | None:
     """Return what a presence's `info` says, None if it says nothing that can be read."""
-    try:
-        fields = Fields(info, "info").optional_record(INFO)
-        if fields is None:
-            return None
-        return ReadBytes(fields.integer("origin"), fields.integer("peers"), fields.flag("over_budget"))
-    except CorruptDataError:
-        return None
+    return record_in(ReadBytes, info, INFO)

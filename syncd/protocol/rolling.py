@@ -6,7 +6,7 @@ what is published. Without the file nobody waits.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from syncd.errors import CorruptDataError, ProtocolTooNewError
@@ -15,6 +15,7 @@ from syncd.protocol.documents import (
     SMALL_LIMIT,
     Document,
     Fields,
+    as_document,
     decode,
     encode,
     read_document,
@@ -124,13 +125,16 @@ def at_gate(info: Mapping[str, Any]) -> AtGate | None:
 
 
 def encode_wave(wave: Wave) -> bytes:
-    plain = {item.name: getattr(wave, item.name) for item in fields(wave)}
-    versions = {name: _document(plain[name]) for name in ("candidate", "approved")}
-    admitted = {name: _document(slot) for name, slot in wave.admitted.items()}
-    stopped = [_document(version) for version in wave.stopped]
+    versions = {"candidate": _document(wave.candidate), "approved": _document(wave.approved)}
+    admitted = {name: as_document(slot) for name, slot in wave.admitted.items()}
+    stopped = [as_document(version) for version in wave.stopped]
     return encode(
-        {**plain, **versions, "admitted": admitted, "stopped": stopped, "leaving": dict(wave.leaving)}
+        as_document(wave, **versions, admitted=admitted, stopped=stopped, leaving=dict(wave.leaving))
     )
+
+
+def _document(version: GoodVersion | None) -> Document | None:
+    return as_document(version) if version else None
 
 
 def read_wave(job: Job) -> Wave | None:
@@ -184,7 +188,3 @@ def _one_of(document: Fields, key: str, values: Iterable[str]) -> str:
     if value not in values:
         raise document.wrong(key, f"one of {', '.join(values)}")
     return value
-
-
-def _document(record: Any) -> Document | None:
-    return None if record is None else {item.name: getattr(record, item.name) for item in fields(record)}

@@ -37,7 +37,8 @@ class HostFile:
 
     @property
     def is_current(self) -> bool:
-        return not self.process.is_gone()
+        # The file is this host's: a process of another boot ended with it.
+        return self.process.boot == Process.current().boot and not self.process.is_gone()
 
 
 class Writer:

@@ -7,6 +7,8 @@ from typing import Any
 
 from syncd.daemon.chains import Lengths, change_figures
 from syncd.daemon.snapshot import Module, Snapshot, lag_of
+from syncd.errors import CorruptDataError
+from syncd.protocol.documents import Fields
 from syncd.protocol.engine_state import EngineReport, EngineState, engine_of
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.presence import Presence, RunningStatus
@@ -180,13 +182,14 @@ def _trainer(view: JobView, name: str) -> Document:
 
 def _waiting(trainer: Presence) -> Document | None:
     """Return what a trainer reports that it waits for, None if it reports nothing usable."""
-    waiting = trainer.info.get("waiting")
-    if trainer.status is RunningStatus.STOPPED or not isinstance(waiting, Mapping):
+    if trainer.status is RunningStatus.STOPPED:
         return None
-    what, path, since = waiting.get("for"), waiting.get("path"), waiting.get("since")
-    if not isinstance(what, str) or not isinstance(path, str) or not isinstance(since, int | float):
+    try:
+        waiting = Fields(trainer.info, "info").record("waiting")
+        shown = {key: waiting.text(key)[:LONGEST] for key in ("for", "path")}
+        return {**shown, "since": waiting.number("since")}
+    except CorruptDataError:
         return None
-    return {"for": what[:LONGEST], "path": path[:LONGEST], "since": float(since)}
 
 
 def _daemon(view: JobView) -> Document | None:

@@ -101,7 +101,7 @@ _OF_THE_ENDED = frozenset({"daemon", "dead_explorer", "dead_trainer"})
 """What is no reason to act once the job has finished."""
 
 _RANKS = list(Severity)
-_STEP = re.compile(r"step ([0-9]+): ", re.ASCII)
+_STEP = re.compile(r"step ([0-9]+)(?:: | is published)", re.ASCII)
 
 
 def problem_groups(status: Document) -> list[dict[str, Any]]:

@@ -286,7 +286,7 @@ def rolling(wave: Document) -> RenderableType:
     for slot in wave["slots"]:
         is_free = "serves nothing" if slot["free"] else ""
         doing = "loads" if slot["loads"] else "may load"
-        table.add_row(slot["explorer"], _pair(slot), age(slot["age"]), f"{doing} {is_free}".strip())
+        table.add_row(_plain(slot["explorer"]), _pair(slot), age(slot["age"]), f"{doing} {is_free}".strip())
     return Group(head, table)
 
 
@@ -295,7 +295,7 @@ def _waiting(wave: Document) -> str:
     if not names:
         return "nobody"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}: {why}"
+    return f"{_plain(', '.join(names[:_NAMED]))}{more}: {why}"
 
 
 def _read(read: Document | None) -> Text:

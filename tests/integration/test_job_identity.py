@@ -213,3 +213,16 @@ def test_an_owner_record_round_trips(tmp_path):
     assert owner == Owner(
         None, JobPlace(os.uname().nodename, job.root, found.st_ino, job.disk.born(job.root))
     )
+
+
+def test_a_job_whose_path_is_no_utf_8_keeps_its_state_directory(tmp_path):
+    job = led(job_at(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), tmp_path / "state", Undated()))
+    assert read_owner(job.disk, job.owner) is not None
+    check_owner(job)
+
+
+class Undated(LocalDisk):
+    """A file system that does not say when a directory was made."""
+
+    def born(self, path):
+        return 0

@@ -15,6 +15,8 @@ from support.cli import environment
 from support.jobs import explorer, start, write_step
 from support.users import DAEMON, as_user
 
+from syncd.client.client import Client
+from syncd.daemon.scan import Scanner
 from syncd.errors import StorageError
 from syncd.observe import event_names
 from syncd.protocol.disk import temporary_name
@@ -228,3 +230,11 @@ def test_no_program_fails_at_a_name_that_its_output_cannot_spell(program):
         capture_output=True, encoding="latin-1", env=environment(PYTHONIOENCODING="latin-1"), check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "\\u6f22\\u5b57\n")
+
+
+def test_a_trainer_that_waits_in_a_job_whose_path_is_no_utf_8_has_a_presence_that_can_be_read(tmp_path):
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    os.mkdir(place)
+    with Client.open(place, "trainer", heartbeat=False) as trainer:
+        trainer.describe({"waiting": {"for": "experiences", "path": place, "since": 1.0}})
+        assert Scanner(trainer.job, trainer.clock).reconcile().unreadable == ()

@@ -107,3 +107,14 @@ def test_an_error_of_the_body_hides_an_error_of_closing(job, monkeypatch):
         _ = 1 / 0
     with pytest.raises(UsageError, match="closing fails"), Synchronizer.open(job.root, "observer"):
         pass
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), {1}, "x" * 2**20])
+def test_facts_that_no_presence_can_hold_are_refused_and_the_heart_beats_on(job, value):
+    with Client.open(job.root, "explorer", "e0", heartbeat=False) as client:
+        for now in (True, False):
+            with pytest.raises(UsageError):
+                client.describe({"fact": value}, now=now)
+        client.describe({"other": 1})
+        assert said(job).info["other"] == 1
+        assert "fact" not in said(job).info

@@ -226,6 +226,14 @@ def test_a_surrogate_pair_decodes_to_one_character():
     assert decode(encode({"x": "😀"}), "/a").text("x") == "😀"
 
 
+def test_a_path_that_is_no_utf_8_is_spelt_out_in_what_is_written():
+    document = {"path": "/j\udcff", "info": {"waiting": [{"\udcff": ("😀", "\udcff", 1)}]}}
+    spelt_out = {"path": "/j\\udcff", "info": {"waiting": [{"\\udcff": ["😀", "\\udcff", 1]}]}}
+    fields = decode(encode(seal(document)), "/a")
+    check_seal(fields)
+    assert fields.document.items() >= spelt_out.items()
+
+
 def test_a_newer_protocol_is_refused_with_an_upgrade_hint():
     with pytest.raises(ProtocolTooNewError, match=f"written by protocol {PROTOCOL + 1}") as raised:
         decode(b'{"protocol":%d}' % (PROTOCOL + 1), "/job/x.json")

@@ -10,11 +10,14 @@ import pytest
 from support.jobs import ManualClock
 
 from syncd.errors import CorruptDataError, JobMissingError, JobReplacedError, StuckError, storage_error
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.mount import PATIENT, MountState, mount_trouble, mount_trouble_of
 from syncd.stall import host_state
 from syncd.stall.calls import PendingCalls, TrackedDisk
 from syncd.stall.worker import StallGuard
+from syncd.views.job_view import JobViewer
+from syncd.views.problems import problems
 
 
 def failed(number):
@@ -126,14 +129,14 @@ def runtime(tmp_path, monkeypatch):
 
 
 def test_the_host_file_of_a_daemon_is_found_by_the_job_path(runtime, tmp_path):
-    writer = host_state.Writer("/really/j", "/link/j")
-    writer.write(5.0, {"status": "well"})
-    for name in ("/really/j", "/link/j", "/link/../link/j/"):
+    writer = host_state.Writer("/really/j\udcff", "/link/j")
+    writer.write(5.0, {"status": "well", "job": "/really/j\udcff"})
+    for name in ("/really/j\udcff", "/link/j", "/link/../link/j/"):
         found = host_state.find(name)
-        assert (found.at, found.document, found.is_current) == (5.0, {"status": "well"}, True)
+        assert (found.at, found.document["status"], found.is_current) == (5.0, "well", True)
     assert host_state.find("/other/j") is None
     writer.remove()
-    assert host_state.find("/really/j") is None
+    assert host_state.find("/really/j\udcff") is None
 
 
 def test_old_host_files_of_killed_daemons_are_removed_at_a_start(runtime):
@@ -149,6 +152,23 @@ def test_old_host_files_of_killed_daemons_are_removed_at_a_start(runtime):
     host_state.Writer("/new")
     assert host_state.find("/old") is None
     assert host_state.find("/here").is_current is False
+
+
+def test_a_report_from_before_a_reboot_says_nothing_of_the_mount_now(runtime, tmp_path):
+    job = Job.at(tmp_path)
+    host_state.Writer(job.root).write(1.0, {"mount": {"state": "stuck", "detail": "d", "hint": "h"}})
+    assert "mount" in problem_names(job)
+    path = host_state._path(host_state.own_directory(), job.root)
+    with open(path, encoding="utf-8") as file:
+        document = json.load(file)
+    document["process"] |= {"boot": "the one before"}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    assert "mount" not in problem_names(job)
+
+
+def problem_names(job):
+    return {name for name, _ in problems(JobViewer(job, SystemClock()).read())}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"at":"x"}'])

@@ -8,7 +8,7 @@ import pytest
 from support.jobs import Recorder
 
 from syncd.observe import event_names
-from syncd.observe.events import GIVE_UP_AFTER, Event, Observers
+from syncd.observe.events import AGAIN_AFTER, GIVE_UP_AFTER, Event, Observers
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,7 +46,7 @@ def test_every_observer_receives_every_event_in_order():
     assert first.names() == second.names() == [event_names.LEADERSHIP_ACQUIRED, event_names.STEP_FOUND]
 
 
-def test_a_failing_observer_is_reported_once_and_finally_dropped():
+def test_a_failing_observer_is_reported_once_and_dropped_for_a_while():
     broken, heard = Broken(), Recorder()
     observers = Observers(broken, heard)
     for _ in range(GIVE_UP_AFTER + 5):
@@ -64,6 +64,17 @@ def test_an_observer_that_recovers_is_not_dropped():
     for _ in range(50):
         observers.observe(event())
     assert broken.asked == 50
+
+
+def test_an_observer_that_was_dropped_is_asked_again_after_a_minute():
+    broken = Broken(times=GIVE_UP_AFTER + 1)
+    observers = Observers(broken)
+    for _ in range(GIVE_UP_AFTER + 5):
+        observers.observe(event())
+    for minute in (1, 2, 3):
+        for _ in range(5):
+            observers.observe(dataclasses.replace(event(), at=1.0 + minute * AGAIN_AFTER))
+    assert broken.asked == GIVE_UP_AFTER + 1 + 2 * 5, "once after a minute, and always since it works"
 
 
 def test_two_failing_observers_do_not_trigger_each_other_endlessly():

@@ -8,7 +8,7 @@ import pytest
 
 from syncd.observe import event_names
 from syncd.observe.events import Event
-from syncd.observe.journal import MAX_LINE, Journal, encode_event, read_events
+from syncd.observe.journal import MAX_LINE, Journal, encode_event, first_event_at, read_events
 
 
 def event(name: str = event_names.STEP_COMPLETED, at: float = 1.0, **fields) -> Event:
@@ -164,3 +164,12 @@ def test_reading_a_journal_skips_bad_lines_and_is_bounded(path):
     assert len(read_events(path, 10**6)) == 1001
     assert read_events(f"{path}.none", 5) == []
     assert read_events(path, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "begins"), [("5.5", 5.5), ("1" + "0" * 400, None), ('"x"', None), ("true", None)]
+)
+def test_the_date_of_the_first_event_is_a_number_or_unknown(path, at, begins):
+    with open(path, "w") as file:
+        file.write(f'{{"at":{at}}}\n')
+    assert first_event_at(path) == begins

@@ -153,8 +153,12 @@ def test_a_deposed_leader_resets_its_gauges(metrics):
     tell(metrics, event_names.LEADERSHIP_ACQUIRED, term=1)
     tell(metrics, event_names.STEP_FOUND, step=3, state="filling", present=1, expected=2)
     tell(metrics, event_names.EXPLORER_LAG_CHANGED, explorer="a", lag=3)
+    tell(metrics, event_names.SCAN_COMPLETED, seconds=0.1, full=False, steps=5, quarantined=1)
+    tell(metrics, event_names.WAVE_CHANGED, phase="stopped", stopped=1)
     tell(metrics, event_names.LEADERSHIP_LOST)
     assert value(metrics, "is_leader") == 0
+    of_job = ("steps", "quarantined_steps", "rolling_stopped")
+    assert all(math.isnan(value(metrics, name)) for name in of_job), "the new leader knows"
     assert value(metrics, "filling_step") == -1
     assert value(metrics, "explorer_lag_steps", explorer="a") is None
 
@@ -262,3 +266,11 @@ def test_the_documented_metrics_are_exactly_the_exported_ones(metrics):
         for metric in metrics.registry.collect()
     }
     assert {f"syncd_{name}" for name in documented} == there
+
+
+def test_a_job_whose_path_is_no_utf_8_has_metrics(tmp_path):
+    for metrics in (Metrics("/j\udcff"), Metrics()):
+        metrics.write_to(str(tmp_path / "job.prom"))
+        tell(metrics, event_names.DAEMON_STARTED, job="/j\udcff")
+        metrics.close()
+        assert 'directory="/j\\\\udcff"' in (tmp_path / "job.prom").read_text()

@@ -76,6 +76,12 @@ def test_a_status_message_is_not_a_watchdog_signal(manager):
     assert heard(listener) == [{"STATUS": "in trouble"}]
 
 
+def test_a_status_with_a_path_that_is_no_utf_8_is_sent(manager):
+    listener, name = manager
+    Notifier({"NOTIFY_SOCKET": name}).alive("stuck: stat /j\udcff")
+    assert heard(listener) == [{"STATUS": "stuck: stat /j\\udcff"}]
+
+
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/at/all", "@nobody-listens"])
 def test_an_unreachable_notify_socket_is_ignored(address):
     notifier = Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1000"})

@@ -178,3 +178,13 @@ def test_an_absent_or_broken_job_file_is_ignored(job, clock):
     with open(f"{os.path.dirname(job.root)}/job.toml", "w") as file:
         file.write("[job\n")
     assert next_of(job, clock)["command"].startswith("syncd watch ")
+
+
+def test_a_published_step_that_lost_a_file_comes_with_the_command_that_says_which(job, clock):
+    write_step(job, 1)
+    daemon, _, _ = start(job, clock)
+    daemon.tick()
+    os.unlink(f"{job.step(1)}/actor/model-00001-of-00001.safetensors")
+    status = documents.status(JobViewer(job, clock).read())
+    hints = {item["name"]: item["hint"] for item in status["problem_groups"]}
+    assert hints["published_step"] == hints["damaged_step"] == f"syncd verify {job.root} 1 --deep"

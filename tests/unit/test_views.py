@@ -21,8 +21,9 @@ from syncd.daemon.scan import Scanner
 from syncd.errors import JobMissingError
 from syncd.protocol.engine_state import EngineReport, EngineState, GivenUp, Proof
 from syncd.protocol.layout import Job
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.presence import Presence, RunningStatus, write_presence
 from syncd.protocol.process import Process
+from syncd.protocol.rolling import Admission, Wave, encode_wave
 from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
 from syncd.protocol.writer import StepWriter
@@ -230,6 +231,28 @@ def test_presence_text_cannot_inject_control_characters_or_markup(job, clock):
     text = shown(table.status(documents.status(JobViewer(job, clock).read())))
     assert "\x1b" not in text
     assert "[red]?[2Jevil[/nope]:7" in text
+
+
+def test_names_in_a_wave_cannot_inject_control_characters(job, clock):
+    os.makedirs(job.state)
+    wave = Wave(admitted={"\x1b[2Je0": Admission(1, 2, "d")}, waiting=("\x1b[2Je1",))
+    job.disk.replace(job.rolling, encode_wave(wave))
+    text = shown(table.status(documents.status(JobViewer(job, clock).read())))
+    assert "\x1b" not in text
+    assert "?[2Je0" in text
+    assert "?[2Je1" in text
+
+
+@pytest.mark.parametrize("since", [pytest.param(10**400, id="400 digits"), True, "now", None])
+def test_a_trainer_that_waits_since_no_time_is_shown_without_it(job, clock, since):
+    waiting = {"for": "experiences", "path": "/j", "since": since}
+    write_presence(job.disk, made(job.trainers), Presence("t0", info={"waiting": waiting}))
+    assert documents.status(JobViewer(job, clock).read())["trainers"][0]["waiting"] is None
+
+
+def made(directory):
+    os.makedirs(directory)
+    return directory
 
 
 def test_many_explorers_are_cut_with_the_worst_first(job, clock):

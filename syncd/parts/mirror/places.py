@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from syncd.errors import ConfigError, UsageError
 from syncd.protocol.disk import list_if_there
+from syncd.protocol.documents import spelt
 from syncd.protocol.layout import MARKER, Job, parse_step_name
 from syncd.protocol.owner import MirrorSource, mirrored_from
 
@@ -32,7 +33,7 @@ def is_store(end: str) -> bool:
 
 def shown(end: str) -> str:
     """Return an end as people on any host read it."""
-    return end.rstrip("/") if is_store(end) else os.path.abspath(end)
+    return end.rstrip("/") if is_store(end) else spelt(os.path.abspath(end))
 
 
 def open_objects(address: str) -> "Objects":

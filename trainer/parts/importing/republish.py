@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from signal import SIGTERM
 
 from syncd.client.client import Client
-from syncd.client.follow import NATIVE, Leased, missing_job
+from syncd.client.follow import Leased, missing_job
 from syncd.client.state_dict import foreign_shards
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, exists, is_below
 from syncd.protocol.documents import encode
 from syncd.protocol.layout import MANIFEST, Job, parse_step_name
+from syncd.protocol.step import NATIVE
 from syncd.protocol.version import Version, write_marker
 from trainer.export import export
 from trainer.launch.daemon import DaemonProcess
