@@ -196,12 +196,15 @@ class VerlEngine(FileEngine):
         """Return what KL in the reward takes of each token, None without it; all ranks have it of all rollouts."""
         if not self._algorithm.reward_kl_coef:
             return None, {}
-        start = columns["ref_log_prob"] if self._algorithm.kl_coef else columns.pop("ref_log_prob", {})
-        both: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        start = columns.get("ref_log_prob", {})
+        if not self._algorithm.kl_coef:
+            columns.pop("ref_log_prob", None)
+        # No rank computes the rows of a part of which nothing is learnt: they take nothing of a reward.
+        both = {at: (torch.zeros(len(mask)),) * 2 for at, mask in enumerate(step.masks)}
         own = {at: (columns["old_log_probs"][at], values) for at, values in start.items()}
         for part in self.context.ranks.gather(own):
             both |= part
-        policy, first = zip(*(both[at] for at in range(len(step.rollouts))), strict=True)
+        policy, first = zip(*both.values(), strict=True)
         penalties, kl = reward_penalties(self._algorithm, step.batch, policy, first)
         return penalties, {"actor/reward_kl_penalty": kl}
 
