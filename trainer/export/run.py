@@ -103,7 +103,8 @@ def _opened(
         elif critic:
             source = find_critic(job, step)
         elif base is None and (manifest := find_delta(job, step)):
-            source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, out)))
+            rebuilt = scratch.enter_context(_whole(job, step, out))
+            source = find_materialised(job, manifest, rebuilt, full_precision=dtype == "float32")
         else:
             source = find_source(job, step, full_precision=dtype == "float32", base=base)
         if not adapter and CONFIG not in source.companions:
