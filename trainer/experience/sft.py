@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import ConfigError, SyncdError, storage_error
 from trainer.experience.cursor import fields_of
 from trainer.experience.limits import Limits
 
@@ -144,7 +144,9 @@ def _example(row: Any, number: int, path: str, encode: Encode) -> Example:
     try:
         tokens, prompt_length = encode(row)
         packed = array("i", list(tokens))
-    except (KeyError, TypeError, OverflowError) as error:
+    except SyncdError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a tokenizer or a chat template makes of a row
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"row {number} of the SFT data set is not an example: {reason}", path=path
