@@ -280,6 +280,25 @@ def test_a_failed_commit_is_retried_and_does_not_raise(job, clock, monkeypatch):
     assert strategy.commit(strategy.state_dict()) == 1
 
 
+def test_one_explorer_whose_batches_cannot_be_removed_keeps_no_others(job, clock, monkeypatch):
+    for explorer in ("e0", "e1", "e2"):
+        write(job, explorer, whole_group("a"))
+    strategy = fifo(job, clock, groups=3)
+    strategy.sample(1, generation=1)
+    unlink = LocalDisk.unlink
+
+    def refuse(self, path):
+        if "/e0/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        unlink(self, path)
+
+    monkeypatch.setattr(LocalDisk, "unlink", refuse)
+    assert strategy.commit(strategy.state_dict()) == 2
+    assert [batch_paths.numbers(job, batch_paths.batches(job, name)) for name in ("e0", "e1", "e2")] == [
+        {1}, set(), set()
+    ]  # fmt: skip
+
+
 def test_an_archived_batch_keeps_its_bytes(job, clock):
     (path,) = write(job, "e0", whole_group("a"))
     data = content(path)
