@@ -129,9 +129,16 @@ class Examples:
 
 def _jsonl(path: str) -> Iterable[Any]:
     with open(path, encoding="utf-8") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.strip():
-                yield json.loads(line)
+                yield _parsed(line, number)
+
+
+def _parsed(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 
 
 def _parquet(path: str) -> Iterable[Any]:
