@@ -67,8 +67,11 @@ def export(
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"{dtype!r} is not a dtype of weights", hint=f"one of {', '.join(DTYPES)}")
-    if adapter and (dtype or base):
-        raise UsageError("--adapter copies the adapter as it is", hint="leave out --dtype and --base")
+    if adapter and (dtype or base or critic):
+        hint = "leave out --dtype, --base and --critic"
+        raise UsageError("--adapter copies the adapter as it is", hint=hint)
+    if critic and base:
+        raise UsageError("a critic has no adapter, so no base belongs to it", hint="leave out --base")
     job, target = Job.at(job_dir), os.path.realpath(out)
     if is_below(target, job.step(step)):
         raise UsageError(
