@@ -58,6 +58,9 @@ def _retire_batch(job: Job, file: BatchFile, consumed: Consumed) -> bool:
 SETTLE = 60.0
 """Seconds for which a number may be missing or unreadable while later ones are there: as long as caches last."""
 
+_PAUSE = 1.0  # seconds between two tries to read a batch that a saved state names
+_SAVED = BatchFile("", 0)  # stands for all of these where it is noted since when they cannot be read
+
 _BAD = (CorruptDataError, ProtocolTooNewError)
 
 
@@ -114,12 +117,19 @@ class ExperienceReader:
         }
 
     def load(self, file: BatchFile) -> tuple[Experience, ...] | None:
-        """Return the experiences of a batch that was read before, None if it is gone."""
+        """Return the experiences of a batch that was read before, None if it is gone.
+
+        What cannot be read is read again for `SETTLE` seconds, which all batches of a saved state share.
+        """
         try:
             return self._checked(file)
         except _UntrainableError as error:
             self._reject(file.explorer, f"{file.seq}{batch_paths.SUFFIX}", error.message)
         except (OSError, *_BAD) as error:
+            if isinstance(error, OSError) and not isinstance(error, MISSING) and not self._is_settled(_SAVED):
+                self._note("retried", explorer=file.explorer, seq=file.seq, reason=str(error))
+                self.clock.sleep(_PAUSE)
+                return self.load(file)
             self._note("lost", explorer=file.explorer, seq=file.seq, reason=str(error))
         return None
 
