@@ -1,7 +1,6 @@
 """Which steps are best by a figure: those are pinned, and a run that finds no better one for long enough ends."""
 
 import contextlib
-import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from syncd.errors import storage_error
 from syncd.figures import RENAMED
 from syncd.jobfile.trainer_sections import SelectionSection
 from syncd.protocol.disk import exists
-from syncd.protocol.documents import Fields
+from syncd.protocol.documents import MAX_INTEGER, Fields
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, read_pins, remove_pin, write_pin
 
@@ -47,7 +46,7 @@ class Selection:
     def observe(self, metrics: Mapping[str, float], step: int) -> None:
         """Compare the value that metrics of a step have, if they have one; an evaluated version counts once."""
         value = metrics.get(self._section.metric)
-        if value is None or not math.isfinite(value):
+        if value is None or not abs(value) <= MAX_INTEGER:  # what a state cannot hold, and what is no number
             return
         if self._section.metric.startswith(OF_VERSIONS):
             step = int(metrics["eval/step"])

@@ -121,11 +121,16 @@ def _load_model(directory: str, dtype: str, *, trust: bool) -> Any:
         raise ConfigError("not a Hugging Face model directory: it has no config.json", path=directory)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options = {"dtype": getattr(torch, dtype), "trust_remote_code": trust, "use_safetensors": True}
+    options["output_loading_info"] = True
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, **options)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options)
+    except Exception as error:  # whatever transformers, safetensors and a model's own code raise
         text = str(error).strip().partition("\n")[0]
         raise ConfigError(f"the model cannot be loaded: {text}", path=directory) from error
+    model, info = loaded
+    if info["missing_keys"]:  # transformers draws them at random
+        name = min(info["missing_keys"])
+        raise ConfigError(f"the model cannot be loaded: it has no tensor {name}", path=directory)
     return model.eval()
 
 

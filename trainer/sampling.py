@@ -150,5 +150,6 @@ def load_tokenizer(model: str, *, trust: bool = False) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"no tokenizer could be loaded: {error}", path=model) from error
+    except Exception as error:  # whatever transformers makes of damaged files, and code of the model's own
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"no tokenizer could be loaded: {reason}", path=model) from error

@@ -56,6 +56,7 @@ def two_ranks(launch, tmp_path_factory):
         "same_gradients",
         "many_updates",
         "reward_kl",
+        "unlearnt_part",
         "published",
         "platform",
         "no_ray",
@@ -84,7 +85,8 @@ def one_rank(launch, two_ranks):
     verl = (
         "other_ranks", "same_gradients", "expected_gradients", "plain_log_probs", "every_algorithm", "many_updates",
         "reward_kl", "learns", "not_finite", "halves", "refused", "no_ray", "by_hand", "reads", "fields", "effects",
-        "through_the_engine", "keys_matter", "segments", "expected_segments", "pieces", "probed", "undisturbed",
+        "unlearnt_part", "through_the_engine", "keys_matter", "segments", "expected_segments", "pieces", "probed",
+        "undisturbed",
         *_with_critic(
             "ppo_steps", "ppo_by_hand", "gae_of_segments", "ppo_resumed", "ppo_of_two_ranks", "ppo_learns",
             "small_critic",

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import tempfile
+from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -298,6 +299,17 @@ def reward_kl(bench):
     with gradients(engine) as kept:
         metrics.append(engine.train_step(batches[-1]))
     return {"metrics": metrics, "start": start, "before": before, "gradients": kept}
+
+
+def unlearnt_part(bench):
+    """Return figures of two steps with KL in the reward; in one of two parts of the second nothing is learnt."""
+    engine = bench.engine_of(algorithm={"name": "rloo", "reward_kl_coef": 0.2, "mini_batches": 2})
+    batch = samples.batch_of(1, sizes=(4, 4))
+    rows = (
+        replace(row, unproven=[True] * len(row.logprobs)) if group else row
+        for row, group in zip(batch.experiences, batch.groups, strict=True)
+    )
+    return [engine.train_step(batch), engine.train_step(replace(batch, experiences=tuple(rows)))]
 
 
 def learns(bench):

@@ -130,6 +130,16 @@ def test_a_resumed_selection_goes_on_and_forgets_steps_after_its_state(job):
     assert (other.over, other.state_dict()["best"]) == ("", None)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e17, -1e17])
+def test_a_value_that_no_state_holds_is_not_compared_so_that_the_run_can_be_resumed(job, value):
+    its = selection(job)
+    told(its, (1, 2.0), (2, value))
+    state = json.loads(json.dumps(its.state_dict()))
+    again = selection(job)
+    again.load_state_dict(state)
+    assert again.state_dict()["best"] == 2.0
+
+
 def test_a_storage_that_refuses_pins_does_not_end_the_run(job, monkeypatch):
     its = selection(job)
     seal(job, 1)

@@ -237,6 +237,27 @@ class TestSplit:
         assert [spec for group in groups for spec in group] == specs
 
 
+def test_a_float32_export_of_a_delta_reads_the_training_state(job, out, tmp_path):
+    """A run that is stopped after a sync makes that very step its full checkpoint, however it is stored."""
+    changed = tmp_path / "changed"
+    shutil.copytree(f"{job.step(7)}/actor", changed, ignore=shutil.ignore_patterns(".*"))
+    for step, parent in ((8, 7), (9, 8)):
+        files = FollowingDisk()
+        kind = publish_delta(job, step, files, read_export(files, str(changed)), parent).manifest.kind
+    assert kind == "delta"
+    (shard,) = changed.glob("*.safetensors")
+    trained = {name: weight.float() + 2**-20 for name, weight in load_file(shard).items()}
+    os.mkdir(f"{job.step(9)}/training")
+    torch.save(trained, f"{job.step(9)}/training/model_world_size_1_rank_0.pt")
+    with pytest.raises(NotReadyError, match="full checkpoint"):
+        export(job.root, 9, out, "float32")
+    open(f"{job.step(9)}/.full_checkpoint", "x", encoding="ascii").close()
+    export(job.root, 9, out, "float32")
+    made = loaded(out).state_dict()
+    assert all(torch.equal(made[name], weight) for name, weight in trained.items())
+    assert content(f"{out}/tokenizer.json") == TOKENIZER
+
+
 def test_a_delta_of_a_trainers_step_is_exported_whole(job, out, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(f"{job.step(7)}/actor", changed, ignore=shutil.ignore_patterns(".*"))

@@ -136,3 +136,7 @@ def test_only_adapters_have_a_base_and_are_copied_alone(job, tmp_path):
         export(job.root, 9, str(tmp_path / "out"), base=str(tmp_path / "base"))
     with pytest.raises(UsageError, match="copies the adapter as it is"):
         export(job.root, 4, str(tmp_path / "out"), "float32", adapter=True)
+    with pytest.raises(UsageError, match="copies the adapter as it is"):
+        export(job.root, 4, str(tmp_path / "out"), adapter=True, critic=True)
+    with pytest.raises(UsageError, match="a critic has no adapter"):
+        export(job.root, 4, str(tmp_path / "out"), base=str(tmp_path / "base"), critic=True)

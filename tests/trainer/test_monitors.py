@@ -206,6 +206,18 @@ def test_an_unwritable_metrics_file_does_not_stop_the_run(job):
     assert logs[0]["monitor"] == "jsonl"
 
 
+def test_metrics_are_written_again_however_often_the_disk_refused_them(job):
+    monitors = Monitors.open(config_of(job), 0)
+    (job / "metrics.jsonl").mkdir()
+    for step in range(1, 2 * several.PATIENCE):
+        monitors.log({"critic/score/mean": 1.0}, step)
+    until(lambda: monitors.metrics()[FAILURES] == 2 * several.PATIENCE - 1)
+    (job / "metrics.jsonl").rmdir()
+    monitors.log({"critic/score/mean": 1.0}, 99)
+    monitors.close(LONG)
+    assert steps_in(job) == [99]
+
+
 def test_monitors_are_given_directory_project_name_and_plain_config(job, open_odd):
     runs = []
     open_odd(lambda run: runs.append(run) or Odd(run)).close(LONG)

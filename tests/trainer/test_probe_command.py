@@ -63,6 +63,35 @@ def test_a_directory_without_a_model_is_refused(shell, tmp_path):
     assert shell("probe", tmp_path).code == 78
 
 
+def without_a_tensor(path):
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, {"format": "pt"})
+
+
+def of_another_shape(path):
+    weights = load_file(path)
+    weights["lm_head.weight"] = weights["lm_head.weight"][1:].clone()
+    save_file(weights, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (without_a_tensor, "it has no tensor model.layers.1.mlp.up_proj.weight"),
+        (of_another_shape, "the model cannot be loaded"),
+        (lambda path: os.truncate(path, os.path.getsize(path) // 2), "the model cannot be loaded"),
+    ],
+    ids=["a tensor is missing", "a tensor has another shape", "the file is cut off"],
+)
+def test_a_damaged_or_incomplete_model_is_refused(shell, tmp_path, damage, reason):
+    path = samples.make_model(tmp_path / "model", tied=False, tokenizer=True)
+    damage(f"{path}/model.safetensors")
+    done = shell("probe", path)
+    assert (done.code, done.out) == (78, "")
+    assert reason in done.err
+
+
 def test_a_model_that_answers_nan_is_refused_with_the_name_of_the_tensor(shell, tmp_path):
     path = samples.make_model(tmp_path / "broken", tied=False)
     weights = load_file(f"{path}/model.safetensors")

@@ -9,7 +9,8 @@ from support.trainers import small_config, write_experiences
 from syncd.errors import ConfigError
 from syncd.protocol.layout import Job
 from trainer.experience.limits import Limits
-from trainer.sampling import Encoder, make_strategy
+from trainer.reporting.report import Screen
+from trainer.sampling import Encoder, load_tokenizer, make_strategy
 
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}{% endif %}"
 """A template that writes one message after the other."""
@@ -264,6 +265,43 @@ def test_a_malformed_sft_row_is_named(job):
     config = small_config(job, algorithm={"name": "sft"}, data={"sft_path": str(job / "rows.jsonl")})
     with pytest.raises(ConfigError, match="row 2"):
         make_strategy(config, Job.at(job))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]},
+            "no system role",
+        ),
+        ({"messages": [{"role": "assistant", "content": "b"}]}, "out of range"),
+        ({"messages": ["a", "b"]}, "'str' object"),
+        ({"prompt": "a", "response": None}, "ValueError"),
+    ],
+    ids=["refused by the template", "no prompt", "texts", "no text"],
+)
+def test_a_row_that_template_or_tokenizer_cannot_take_is_named(job, tmp_path, row, reason):
+    model = chat_model(tmp_path / "model", "ChatML")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
+    (job / "rows.jsonl").write_text(f'{{"tokens": [1, 2], "prompt_length": 1}}\n{json.dumps(row)}\n')
+    data = {"sft_path": str(job / "rows.jsonl")}
+    config = small_config(job, algorithm={"name": "sft"}, data=data, model={"path": str(model)})
+    with pytest.raises(ConfigError, match=f"row 2 .*{reason}"):
+        make_strategy(config, Job.at(job))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_refused_with_its_directory_and_ends_no_run_that_only_shows_texts(
+    job, tmp_path, name
+):
+    path = tmp_path / "model"
+    chat_model(path, "ChatML")
+    (path / name).write_text("{}" if name == "tokenizer.json" else "[]")
+    with pytest.raises(ConfigError, match="no tokenizer could be loaded") as caught:
+        load_tokenizer(str(path))
+    assert caught.value.path == str(path)
+    screen = Screen(small_config(job, model={"path": str(path)}), 0, lambda: None)
+    screen.close()
 
 
 @pytest.mark.parametrize("sections", [{"algorithm": {"name": "sft"}}, {"data": {"sft_ratio": 0.5}}])

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="experiences are Parquet")
 
 from syncd.experience import batch_paths
-from syncd.experience.model import Experience
+from syncd.experience.model import Experience, TurnReward
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from trainer.experience.cursor import BatchFile
@@ -32,6 +32,10 @@ BAD = {
     "reward -1e+30 is too large": one(reward=-1e30),
     "log-prob -1e+30 is too large": one(logprobs=[-1e30, 0.0]),
     "log-prob 1e+30 is too large": one(logprobs=[-0.1, 1e30]),
+    "log-prob of a teacher -1e+30 is too large": one(teacher_logprobs=[-0.1, -1e30]),
+    "reward of a turn -1e+30 is too large": one(
+        reward=0.0, turn_rewards=[TurnReward(1, 1e30), TurnReward(2, -1e30)]
+    ),
 }
 
 

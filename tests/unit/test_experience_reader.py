@@ -266,6 +266,35 @@ def test_a_restored_group_whose_batch_is_lost_is_dropped(job, clock):
     assert again.reader.counts["lost"] == 1
 
 
+class Recovering(ManualClock):
+    """A clock of a host on which a disk can be read again once somebody has slept for so long."""
+
+    def __init__(self, disk, seconds):
+        super().__init__()
+        self.disk, self.end = disk, self.at + seconds
+
+    def sleep(self, seconds):
+        super().sleep(seconds)
+        if self.at >= self.end:
+            self.disk.error = None
+
+
+@pytest.mark.parametrize(("seconds", "lost"), [(5, 0), (600, 2)])
+def test_a_resume_waits_for_batches_that_cannot_be_read_for_a_moment(job, clock, seconds, lost):
+    write(job, "e0", whole_group("a"))
+    write(job, "e1", whole_group("b"))
+    strategy = fifo(job, clock, groups=3, size=2)
+    strategy.sample(1, generation=1)
+    state = strategy.state_dict()
+    disk = Flaky()
+    disk.error, here = errno.EIO, Recovering(disk, seconds)
+    begun = here.at
+    again = resumed(Job.at(job.root, disk=disk), here, state, groups=2)
+    assert again.reader.counts["lost"] == lost
+    assert here.at - begun <= 61, "once for all batches"
+    assert (again.sample(1, generation=1) is None) == bool(lost)
+
+
 def test_a_failed_commit_is_retried_and_does_not_raise(job, clock, monkeypatch):
     write(job, "e0", whole_group("a"))
     strategy = fifo(job, clock, groups=1)
@@ -278,6 +307,25 @@ def test_a_failed_commit_is_retried_and_does_not_raise(job, clock, monkeypatch):
     assert strategy.commit(strategy.state_dict()) == 0
     monkeypatch.undo()
     assert strategy.commit(strategy.state_dict()) == 1
+
+
+def test_one_explorer_whose_batches_cannot_be_removed_keeps_no_others(job, clock, monkeypatch):
+    for explorer in ("e0", "e1", "e2"):
+        write(job, explorer, whole_group("a"))
+    strategy = fifo(job, clock, groups=3)
+    strategy.sample(1, generation=1)
+    unlink = LocalDisk.unlink
+
+    def refuse(self, path):
+        if "/e0/" in path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        unlink(self, path)
+
+    monkeypatch.setattr(LocalDisk, "unlink", refuse)
+    assert strategy.commit(strategy.state_dict()) == 2
+    assert [batch_paths.numbers(job, batch_paths.batches(job, name)) for name in ("e0", "e1", "e2")] == [
+        {1}, set(), set()
+    ]  # fmt: skip
 
 
 def test_an_archived_batch_keeps_its_bytes(job, clock):

@@ -317,6 +317,13 @@ def test_an_invalid_data_set_is_refused_with_its_path(tmp_path, text):
         read_examples(str(tmp_path / "missing.jsonl"))
 
 
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"tokens": [1, 2], "prompt_length": 1}\n\n{"tokens": [1, 2], "prompt_length": }\n')
+    with pytest.raises(ConfigError, match=r"line 3, column \d+: Expecting value"):
+        read_examples(str(path))
+
+
 def test_invalid_strategy_settings_are_refused(job, clock):
     for wrong in ({"groups": 0}, {"size": 0}, {"group_timeout": 0}, {"max_waiting": 1}):
         with pytest.raises((ConfigError, ValidationError)):

@@ -23,7 +23,7 @@ def probe(directory: str, dtype: str, trust: bool) -> None:
     \b
     Exit codes:
       65  a log-prob is not finite
-      78  DIR is no such directory, or transformers is not installed
+      78  DIR is no such directory, its model is damaged or incomplete, or transformers is not installed
 
     \b
     Example:

@@ -261,16 +261,10 @@ class FileEngine(TrainEngineWrapper):
 
     def _prepare_state_buffer(self) -> None:
         """Allocate the memory for the copy of the training state, once there is one of its full size."""
-        if (
-            self._is_state_buffer_ready
-            or self._state_buffer is None
-            or not self.context.config.trainer.save_interval
-        ):
-            return
-        if not self.copies_training_state:
-            return
-        self._is_state_buffer_ready = True
-        self._state_buffer.prepare(self.training_state())
+        is_wanted = self.copies_training_state and self.context.config.trainer.save_interval
+        if is_wanted and self._state_buffer is not None and not self._is_state_buffer_ready:
+            self._is_state_buffer_ready = True
+            self._state_buffer.prepare(self.training_state())
 
     def _find_probe_tokens(self) -> Tokens:
         model, limits, tokens = self.context.config.model, self.limits, Tokens()

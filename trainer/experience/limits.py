@@ -41,9 +41,14 @@ UNLIMITED = Limits()
 
 
 def _number_problem(experience: Experience) -> str:
-    if abs(experience.reward) > MOST:
-        return f"reward {experience.reward:g} is too large for float32 arithmetic"
-    least, most = min(experience.logprobs), max(experience.logprobs)
-    if max(-least, most) > MOST:
-        return f"log-prob {least if -least > MOST else most:g} is too large for float32 arithmetic"
+    numbers: dict[str, Sequence[float]] = {
+        "reward": [experience.reward],
+        "reward of a turn": [turn.reward for turn in experience.turn_rewards or ()],
+        "log-prob": experience.logprobs,
+        "log-prob of a teacher": experience.teacher_logprobs or (),
+    }
+    for what, values in numbers.items():
+        least, most = min(values, default=0.0), max(values, default=0.0)
+        if max(-least, most) > MOST:
+            return f"{what} {least if -least > MOST else most:g} is too large for float32 arithmetic"
     return ""

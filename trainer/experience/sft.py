@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
 
-from syncd.errors import ConfigError, storage_error
+from syncd.errors import ConfigError, SyncdError, storage_error
 from trainer.experience.cursor import fields_of
 from trainer.experience.limits import Limits
 
@@ -129,9 +129,16 @@ class Examples:
 
 def _jsonl(path: str) -> Iterable[Any]:
     with open(path, encoding="utf-8") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.strip():
-                yield json.loads(line)
+                yield _parsed(line, number)
+
+
+def _parsed(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 
 
 def _parquet(path: str) -> Iterable[Any]:
@@ -144,7 +151,9 @@ def _example(row: Any, number: int, path: str, encode: Encode) -> Example:
     try:
         tokens, prompt_length = encode(row)
         packed = array("i", list(tokens))
-    except (KeyError, TypeError, OverflowError) as error:
+    except SyncdError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a tokenizer or a chat template makes of a row
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"row {number} of the SFT data set is not an example: {reason}", path=path

@@ -29,20 +29,17 @@ Consumed = Literal["delete", "archive"]  # what happens to batches once a saved 
 
 
 def _retire_batches(
-    job: Job, through: dict[str, int], keep: AbstractSet[BatchFile], consumed: Consumed
+    job: Job, explorer: str, most: int, keep: AbstractSet[BatchFile], consumed: Consumed
 ) -> int:
-    """Remove or archive the batches up to each explorer's number, all but those to keep; return how many.
+    """Remove or archive the batches of an explorer up to a number, all but those to keep; return how many.
 
     The number is noted first, so that a writer that starts meanwhile uses none of them again.
     """
-    retired = 0
-    for explorer, most in sorted(through.items()):
-        present = batch_paths.numbers(job, batch_paths.batches(job, explorer))
-        due = sorted(seq for seq in present if seq <= most and BatchFile(explorer, seq) not in keep)
-        if due:
-            batch_paths.mark_consumed(job, explorer, max(most, batch_paths.consumed_through(job, explorer)))
-            retired += sum(_retire_batch(job, BatchFile(explorer, seq), consumed) for seq in due)
-    return retired
+    present = batch_paths.numbers(job, batch_paths.batches(job, explorer))
+    due = sorted(seq for seq in present if seq <= most and BatchFile(explorer, seq) not in keep)
+    if due:
+        batch_paths.mark_consumed(job, explorer, max(most, batch_paths.consumed_through(job, explorer)))
+    return sum(_retire_batch(job, BatchFile(explorer, seq), consumed) for seq in due)
 
 
 def _retire_batch(job: Job, file: BatchFile, consumed: Consumed) -> bool:
@@ -60,6 +57,9 @@ def _retire_batch(job: Job, file: BatchFile, consumed: Consumed) -> bool:
 
 SETTLE = 60.0
 """Seconds for which a number may be missing or unreadable while later ones are there: as long as caches last."""
+
+_PAUSE = 1.0  # seconds between two tries to read a batch that a saved state names
+_SAVED = BatchFile("", 0)  # stands for all of these where it is noted since when they cannot be read
 
 _BAD = (CorruptDataError, ProtocolTooNewError)
 
@@ -117,23 +117,32 @@ class ExperienceReader:
         }
 
     def load(self, file: BatchFile) -> tuple[Experience, ...] | None:
-        """Return the experiences of a batch that was read before, None if it is gone."""
+        """Return the experiences of a batch that was read before, None if it is gone.
+
+        What cannot be read is read again for `SETTLE` seconds, which all batches of a saved state share.
+        """
         try:
             return self._checked(file)
         except _UntrainableError as error:
             self._reject(file.explorer, f"{file.seq}{batch_paths.SUFFIX}", error.message)
         except (OSError, *_BAD) as error:
+            if isinstance(error, OSError) and not isinstance(error, MISSING) and not self._is_settled(_SAVED):
+                self._note("retried", explorer=file.explorer, seq=file.seq, reason=str(error))
+                self.clock.sleep(_PAUSE)
+                return self.load(file)
             self._note("lost", explorer=file.explorer, seq=file.seq, reason=str(error))
         return None
 
     def commit(self, through: dict[str, int], keep: AbstractSet[BatchFile]) -> int:
         """Release the batches that a durably saved state covers and does not name; return how many."""
-        try:
-            return _retire_batches(self.job, through, keep, self._consumed)
-        except OSError as error:
-            # They are removed at the next commit; training must not end for it.
-            self._note("commit_failed", reason=str(error))
-            return 0
+        retired = 0
+        for explorer, most in sorted(through.items()):
+            try:
+                retired += _retire_batches(self.job, explorer, most, keep, self._consumed)
+            except OSError as error:
+                # They are removed at the next commit; neither training nor other explorers' batches wait for that.
+                self._note("commit_failed", explorer=explorer, reason=str(error))
+        return retired
 
     def _present(self) -> dict[str, set[int]]:
         present = {}

@@ -67,8 +67,11 @@ def export(
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"{dtype!r} is not a dtype of weights", hint=f"one of {', '.join(DTYPES)}")
-    if adapter and (dtype or base):
-        raise UsageError("--adapter copies the adapter as it is", hint="leave out --dtype and --base")
+    if adapter and (dtype or base or critic):
+        hint = "leave out --dtype, --base and --critic"
+        raise UsageError("--adapter copies the adapter as it is", hint=hint)
+    if critic and base:
+        raise UsageError("a critic has no adapter, so no base belongs to it", hint="leave out --base")
     job, target = Job.at(job_dir), os.path.realpath(out)
     if is_below(target, job.step(step)):
         raise UsageError(
@@ -103,7 +106,8 @@ def _opened(
         elif critic:
             source = find_critic(job, step)
         elif base is None and (manifest := find_delta(job, step)):
-            source = find_materialised(job, manifest, scratch.enter_context(_whole(job, step, out)))
+            rebuilt = scratch.enter_context(_whole(job, step, out))
+            source = find_materialised(job, manifest, rebuilt, full_precision=dtype == "float32")
         else:
             source = find_source(job, step, full_precision=dtype == "float32", base=base)
         if not adapter and CONFIG not in source.companions:

@@ -70,11 +70,12 @@ def find_delta(job: Job, step: int) -> Manifest | None:
     return manifest if manifest.kind == "delta" else None
 
 
-def find_materialised(job: Job, manifest: Manifest, directory: str) -> ExportSource:
+def find_materialised(job: Job, manifest: Manifest, directory: str, *, full_precision: bool) -> ExportSource:
     """Return where to export a delta from, of which `directory` has the materialised files in `actor`."""
     shards, files = manifest.whole_shards, manifest.whole_files
     whole = replace(manifest, kind="weights", delta=None, shards=shards, files=files)
-    return _native(job.disk, directory, whole, full_precision=False)
+    path = job.step(manifest.step)
+    return _native(job.disk, path, whole, full_precision=full_precision, directory=directory)
 
 
 def find_critic(job: Job, step: int) -> ExportSource:
@@ -154,12 +155,16 @@ def _require_full(disk: Disk, path: str, manifest: Manifest) -> None:
         raise NotReadyError(f"the full checkpoint of step {manifest.step} is not complete", path=path)
 
 
-def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) -> ExportSource:
-    _require_whole(disk, path, manifest)
+def _native(
+    disk: Disk, path: str, manifest: Manifest, *, full_precision: bool, directory: str = ""
+) -> ExportSource:
+    """Return where to export a step from, whose files are in `directory` if they are not in the step itself."""
+    directory = directory or path
+    _require_whole(disk, directory, manifest)
     _require_model(manifest, path)
     records = {_exported(record): record for record in (*manifest.shards, *manifest.files)}
     names = [name for name in records if not name.endswith(_OTHER_WEIGHTS)]
-    beside = {name: f"{path}/{records[name].name}" for name in names}
+    beside = {name: f"{directory}/{records[name].name}" for name in names}
     training = f"{path}/{TRAINING}"
     if (full_precision or not manifest.shards) and has_fsdp_files(disk, training):
         _require_full(disk, path, manifest)
@@ -174,8 +179,8 @@ def _native(disk: Disk, path: str, manifest: Manifest, *, full_precision: bool) 
     ):
         _require_full(disk, path, manifest)
         return ExportSource(path, split_files, beside, records)
-    weights = SafetensorsFiles(disk, [f"{path}/{record.name}" for record in manifest.shards])
-    return ExportSource(path, weights, beside, records, tuple(map(_exported, manifest.shards)))
+    weights = SafetensorsFiles(disk, [f"{directory}/{record.name}" for record in manifest.shards])
+    return ExportSource(directory, weights, beside, records, tuple(map(_exported, manifest.shards)))
 
 
 def _exported(record: FileRecord) -> str:

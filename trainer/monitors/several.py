@@ -23,6 +23,7 @@ from trainer.plugins import MONITORS, unknown_name
 
 FAILURES = "monitor/failures"  # calls that monitors failed at since the start
 DROPPED = "monitor/dropped"  # calls that monitors did not keep up with since the start
+_FILES = "jsonl"
 START = 10.0  # seconds that the start waits for monitors to check their options
 
 
@@ -38,9 +39,12 @@ class Monitors:
             if kind not in installed:
                 raise unknown_name(f"monitor.options.{kind}: no monitor is called {kind!r}", kind, installed)
         kinds = {kind: MONITORS.get(kind) for kind in config.monitor.kinds}
-        makes: dict[str, Callable[[MonitoredRun], Monitor]] = {"jsonl": Jsonl, **kinds}
+        makes: dict[str, Callable[[MonitoredRun], Monitor]] = {_FILES: Jsonl, **kinds}
         runs = {kind: _run(config, kind, resumed_from) for kind in makes}
-        behind = [MonitorThread(kind, partial(make, runs[kind]), check) for kind, make in makes.items()]
+        behind = [
+            MonitorThread(kind, partial(make, runs[kind]), check, gives_up=kind != _FILES)
+            for kind, make in makes.items()
+        ]
         deadline = time.monotonic() + START
         try:
             for each in behind:
@@ -98,7 +102,7 @@ def _run(config: JobFile, kind: str, resumed_from: int) -> MonitoredRun:
 
 
 LIMIT = 256  # calls that wait for a monitor; further ones are dropped and counted
-PATIENCE = 5  # failures in a row after which a monitor is switched off
+PATIENCE = 5  # failures in a row after which a monitor that gives up is switched off
 
 Call = Callable[[Monitor], None]
 
@@ -110,8 +114,10 @@ class MonitorThread:
     call, switches the monitor off.
     """
 
-    def __init__(self, kind: str, make: Callable[[], Monitor], check: Callable[[], None]) -> None:
-        self._kind, self._make, self._check = kind, make, check
+    def __init__(
+        self, kind: str, make: Callable[[], Monitor], check: Callable[[], None], *, gives_up: bool = True
+    ) -> None:
+        self._kind, self._make, self._check, self._gives_up = kind, make, check, gives_up
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._monitor: Monitor | None = None
         self._row, self._off = 0, False
@@ -176,6 +182,6 @@ class MonitorThread:
         reason = f"{type(error).__name__}: {error}"
         if self.failures == 1:
             self._log.warning("monitor_failed", monitor=self._kind, reason=reason)
-        if self._row == PATIENCE:
+        if self._gives_up and self._row == PATIENCE:
             self._off = True
             self._log.warning("monitor_disabled", monitor=self._kind, reason=reason)

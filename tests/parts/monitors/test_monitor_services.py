@@ -93,6 +93,8 @@ KINDS = {
     "trackio": read_trackio,
 }
 OPTIONS = {"wandb": {"mode": "offline"}}
+OF_USERS = {"reward/parts/pass@1 (strict)": 1.0, "tools/../seconds": 0.5, f"tools/{'a' * 300}/calls": 2.0}
+"""Metrics whose names have what users call a part of a reward, or a tool."""
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_each_monitor_keeps_its_records_through_a_restart(kind, job, quiet_envir
     config = config_of(job, kind, options={k: v for k, v in OPTIONS.items() if k == kind})
     with opened(config) as monitors:
         for step in (1, 2):
-            monitors.log({"critic/score/mean": step / 4, "actor/pg_loss": math.nan}, step)
+            monitors.log({"critic/score/mean": step / 4, "actor/pg_loss": math.nan, **OF_USERS}, step)
         monitors.log_rollouts([ROLLOUT], 2)
         assert monitors.metrics()[DROPPED] == 0
     assert monitors.metrics()[FAILURES] == 0

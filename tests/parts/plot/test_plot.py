@@ -90,6 +90,13 @@ def test_a_job_whose_name_the_font_cannot_spell_is_drawn_without_a_warning(new_j
     assert plot(new_job(name, (1, FULL)), f"{tmp_path}/picture.png")
 
 
+def test_a_part_of_a_reward_may_have_the_name_of_a_formula(new_job, tmp_path):
+    name = r"$\frac$"
+    assert plot(new_job("job", (1, {f"reward/parts/{name}": 1.0})), f"{tmp_path}/picture.svg")
+    (axes,) = draw([f"{tmp_path}/job"]).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [name.replace("$", r"\$")]
+
+
 def test_every_panel_shows_its_metrics(new_job):
     job = new_job("job", (1, FULL), (2, FULL | {"critic/score/mean": 0.7}))
     evaluated(job, "e0", (1, 2, 0.25, 4), of_set="math", pass_at_1=0.25, pass_at_4=0.75)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -303,6 +304,37 @@ def test_an_api_key_comes_from_the_environment_alone():
     with pytest.raises(ConfigError, match="KEY is not set") as refused:
         api_key("KEY", {})
     assert refused.value.hint.startswith("export KEY=")
+
+
+def test_a_step_that_is_no_full_checkpoint_has_the_server_keep_nothing(tmp_path, monkeypatch):
+    """What a server keeps of weights and optimizer stays there, and nothing would ever name it."""
+    from trainer.parts.tinker.engine import TinkerEngine
+
+    class Server:
+        base_model, rank = "model", 8
+        kept = 0
+
+        def save_state(self, name):
+            self.kept += 1
+            return f"tinker://{name}"
+
+    class Engine(TinkerEngine):
+        def build(self):
+            self._server, self._updates = Server(), SimpleNamespace(made=0)
+
+        def train(self, batch, step):
+            return {}
+
+    monkeypatch.setenv("TINKER_API_KEY", "tml-1")
+    config = samples.configured(
+        "model", tmp_path, engine=NOWHERE, trainer={"save_interval": 2}, sync={"probe": False}
+    )
+    engine = Engine(samples.context_of(config, Ranks()))
+    engine.prepare()
+    for seed in (1, 2):
+        engine.train_step(samples.batch_of(seed))
+    assert engine._server.kept == 0
+    engine.shutdown()
 
 
 def test_another_release_of_the_sdk_is_refused(monkeypatch):

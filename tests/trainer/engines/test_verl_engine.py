@@ -282,6 +282,15 @@ def test_kl_in_the_reward_is_that_from_the_start_model_and_the_same_on_two_ranks
         assert_close(together["gradients"], alone["gradients"])
 
 
+def test_kl_in_the_reward_takes_nothing_of_rollouts_of_which_nothing_is_learnt(one, two):
+    (alone,) = one["unlearnt_part"]
+    whole, half = alone
+    assert 0 < half["train/tokens"] < whole["train/tokens"]
+    assert half["actor/reward_kl_penalty"] > whole["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-9)
+    for together in two["unlearnt_part"]:
+        assert together == [pytest.approx(its, rel=0.02, abs=1e-4) for its in alone]
+
+
 def test_a_linear_rate_falls_in_a_straight_line_to_0(one):
     (alone,) = one["reward_kl"]
     rates = [metrics["actor/lr"] for metrics in alone["metrics"]]

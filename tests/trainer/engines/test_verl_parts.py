@@ -205,6 +205,17 @@ def test_figures_of_rewards_count_rollouts_and_groups_once():
     assert figures.batch_metrics(samples.batch_of(1, sizes=()))["reward/equal_groups"] == 0.0
 
 
+def test_numbers_that_no_float_is_count_as_unsaid():
+    vast = {
+        "equal_dropped": 10**400,
+        "score": {"a": -(10**400)},
+        "tools": {"b": [1, 10**400], "c": [10**400, 1]},
+    }
+    batch = samples.batch_of(1)
+    told = replace(batch, experiences=tuple(replace(row, info=vast) for row in batch.experiences))
+    assert figures.batch_metrics(told) == figures.batch_metrics(batch)
+
+
 def test_passes_of_micro_batches_are_measured_apart():
     times, model = PassTimes("cpu", "timing_s/critic_"), torch.nn.Linear(2, 1)
     for _ in range(2):

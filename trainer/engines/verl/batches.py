@@ -11,8 +11,8 @@ from verl.workers.config import FSDPEngineConfig
 
 from syncd.errors import ConfigError
 from trainer.config.attention import DEGREE
-from trainer.engines.verl.models import Answering
-from trainer.engines.verl.rows import PADDING, Columns, RowTensors, Slots, TokenRow, fill, token_row
+from trainer.engines.verl.models import Answering, Model
+from trainer.engines.verl.rows import PADDING, Columns, RowTensors, Slots, TokenRow, deal, fill, token_row
 
 _STRIDE = 37
 _NOISE, _ROUNDED = {"float32": 1e-3}, 0.1
@@ -51,6 +51,11 @@ class MicroBatch:
             raise ConfigError(
                 f"a row of {longest} tokens where {self.longest} are one micro-batch", hint=hint
             )
+
+
+def deal_to(model: Model, rows: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
+    """Return the rows of this rank, which has a part of the model."""
+    return deal(rows, numbers, model.get_data_parallel_rank(), model.get_data_parallel_size())
 
 
 def _ranks_of(config: FSDPEngineConfig) -> int:

@@ -13,17 +13,16 @@ from trainer.config.critic import critic_epochs, critic_mini_batches, critic_pat
 from trainer.config.model_files import companions
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.verl.advantages import gae
-from trainer.engines.verl.batches import forward_values, require_separate_rows
+from trainer.engines.verl.batches import deal_to, forward_values, require_separate_rows
 from trainer.engines.verl.figures import value_metrics
 from trainer.engines.verl.losses import ValueLoss
 from trainer.engines.verl.models import build_critic
 from trainer.engines.verl.pass_times import PassTimes
 from trainer.engines.verl.rows import (
-    RowTensors,
     TokenRow,
     TrainingStep,
     UpdateRows,
-    deal,
+    gather_rows,
     limits_of,
     split_updates,
 )
@@ -50,7 +49,7 @@ class Critic:
         self._times, self._seconds = PassTimes(context.device.type, "timing_s/critic_"), Metrics()
         config, ranks = self.model.model_config.hf_config, context.ranks
         self._utilization = Utilization("critic", config, context.device.type, ranks.world_size)
-        self._updates = Updates(self.model, ranks, "critic", "critic.optimizer", self._times)
+        self._updates = Updates(self.model, "critic", "critic.optimizer", self._times)
 
     def check_vocabulary(self, size: int) -> None:
         own = self._text_config.vocab_size
@@ -103,11 +102,8 @@ class Critic:
 
     def _values(self, rows: Sequence[TokenRow]) -> Rows:
         """Return the value before each response token of all rows, on all ranks."""
-        values: RowTensors = {}
-        data_rank, data_ranks = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
-        slots = deal(rows, range(len(rows)), data_rank, data_ranks)
-        for part in self._ranks.gather(forward_values(self.model, rows, slots)):
-            values |= part
+        slots = deal_to(self.model, rows, range(len(rows)))
+        values = gather_rows(self._ranks, forward_values(self.model, rows, slots))
         return [values[number] for number in range(len(rows))]
 
     def _learn(self, step: TrainingStep, values: Rows, returns: Rows, number: int) -> Metrics:

@@ -1,11 +1,9 @@
 """verl's FSDP engines behind the trainer's interface: the model, and how it learns."""
 
-import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from trainer.config.algorithms import SFT, needs_start_model
@@ -19,7 +17,7 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.adapters import Adapter, WithoutAdapter, base_file, is_of_adapter, require_base
 from trainer.engines.verl.advantages import advantages, reward_penalties
-from trainer.engines.verl.batches import MicroBatch, forward, require_separate_rows
+from trainer.engines.verl.batches import MicroBatch, deal_to, forward, require_separate_rows
 from trainer.engines.verl.checks import resolve
 from trainer.engines.verl.correction import correction_weights
 from trainer.engines.verl.critic import Critic
@@ -34,7 +32,7 @@ from trainer.engines.verl.rows import (
     TokenRow,
     TrainingStep,
     check_vocabulary,
-    deal,
+    gather_rows,
     limits_of,
     prepare_step,
     token_row,
@@ -46,7 +44,7 @@ from trainer.engines.verl.segments import (
     with_shares,
 )
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
-from trainer.engines.verl.state import apply_settings, load_state, training_files
+from trainer.engines.verl.state import apply_settings, load_state, seed_generators, training_files
 from trainer.engines.verl.updates import PolicyUpdates
 from trainer.engines.verl.utilization import Utilization
 from trainer.experience.batch import Batch
@@ -65,7 +63,7 @@ class VerlEngine(FileEngine):
         if policy:
             register_own_loss(self._algorithm.loss, self._algorithm.loss_options)
             actor_config(config, self._algorithm, 1)
-        _seed(config.job.seed)
+        seed_generators(config.job.seed)
         self.model = build_model(config, device)
         self._adapter = Adapter(self.model) if config.model.lora.rank else None
         if config.engine.packing and strategy_of(config) is None:  # others know the ends of rows
@@ -75,7 +73,7 @@ class VerlEngine(FileEngine):
         self._critic = Critic(self.context) if config.critic.enabled else None
         if self._critic is not None:
             self._critic.check_vocabulary(self._text_config.vocab_size)
-        _seed(config.job.seed + 1 + ranks.rank)
+        seed_generators(config.job.seed + 1 + ranks.rank)
         self._times = PassTimes(device)
         self._update_seconds = 0.0
         self._utilization = Utilization("actor", self.model.model_config.hf_config, device, ranks.world_size)
@@ -160,9 +158,7 @@ class VerlEngine(FileEngine):
         asked = list(map(token_row, rows))
         self._check(asked)
         own, _ = forward(model, asked, self._deal(asked, range(len(asked))), 1.0)
-        answers: RowTensors = {}
-        for part in self.context.ranks.gather(own):
-            answers |= part
+        answers = gather_rows(self.context.ranks, own)
         return [answers[number].tolist() for number in range(len(asked))]
 
     def _start_model(self, device: str) -> Answering:
@@ -196,12 +192,14 @@ class VerlEngine(FileEngine):
         """Return what KL in the reward takes of each token, None without it; all ranks have it of all rollouts."""
         if not self._algorithm.reward_kl_coef:
             return None, {}
-        start = columns["ref_log_prob"] if self._algorithm.kl_coef else columns.pop("ref_log_prob", {})
-        both: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        start = columns.get("ref_log_prob", {})
+        if not self._algorithm.kl_coef:
+            columns.pop("ref_log_prob", None)
+        # No rank computes the rows of a part of which nothing is learnt: they take nothing of a reward.
+        nothing = {at: (torch.zeros(len(mask)),) * 2 for at, mask in enumerate(step.masks)}
         own = {at: (columns["old_log_probs"][at], values) for at, values in start.items()}
-        for part in self.context.ranks.gather(own):
-            both |= part
-        policy, first = zip(*(both[at] for at in range(len(step.rollouts))), strict=True)
+        both = nothing | gather_rows(self.context.ranks, own)
+        policy, first = zip(*both.values(), strict=True)
         penalties, kl = reward_penalties(self._algorithm, step.batch, policy, first)
         return penalties, {"actor/reward_kl_penalty": kl}
 
@@ -245,11 +243,4 @@ class VerlEngine(FileEngine):
         return forward(model, rollouts, slots, self._algorithm.temperature, entropy=entropy)
 
     def _deal(self, rollouts: Sequence[TokenRow], numbers: Sequence[int]) -> Slots:
-        data_rank, data_ranks = self.model.get_data_parallel_rank(), self.model.get_data_parallel_size()
-        return deal(rollouts, numbers, data_rank, data_ranks)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 -- the state that verl saves and restores
-    torch.manual_seed(seed)
+        return deal_to(self.model, rollouts, numbers)

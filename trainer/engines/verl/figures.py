@@ -4,12 +4,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 
 from syncd.transports.ranks import Ranks
 from trainer.engines.base import Metrics
 from trainer.experience.batch import Batch
+from trainer.experience.limits import MOST as LARGEST
 
 
 @dataclass
@@ -181,7 +183,7 @@ def _equal_groups(batch: Batch) -> float:
 def _equal_groups_dropped(batch: Batch) -> Metrics:
     """Return the share of groups that explorers dropped because all rewards were the same, if they say it."""
     said = [row.info.get("equal_dropped") for row in batch.firsts]
-    counts = [float(count) for count in said if isinstance(count, int | float) and 0 <= count < math.inf]
+    counts = [float(count) for count in said if _is_number(count) and count >= 0]
     dropped = sum(counts)
     return {"reward/equal_groups_dropped": dropped / (dropped + len(counts))} if counts else {}
 
@@ -192,7 +194,7 @@ def _parts(batch: Batch) -> Metrics:
     for row in batch.firsts:
         score = row.info.get("score")
         for name, value in score.items() if isinstance(score, Mapping) else ():
-            if isinstance(value, int | float) and (name in parts or len(parts) < MOST_PARTS):
+            if _is_number(value) and (name in parts or len(parts) < MOST_PARTS):
                 parts.setdefault(name, []).append(float(value))
     return {f"reward/parts/{name}": statistics.fmean(values) for name, values in sorted(parts.items())}
 
@@ -223,9 +225,14 @@ def _is_time(pair: object) -> bool:
     return (
         isinstance(pair, list | tuple)
         and len(pair) == 2  # noqa: PLR2004 - count and seconds
-        and all(isinstance(value, int | float) for value in pair)
+        and all(map(_is_number, pair))
         and pair[0] > 0
     )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Return whether what an explorer says is a number that can be added up: JSON has some that no float is."""
+    return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
 def _teacher_metrics(batch: Batch) -> Metrics:

@@ -1,10 +1,12 @@
 """Updates whose gradient is not finite: verl skips them, and too many in a row end the run."""
 
 import math
+from collections.abc import Sequence
 
 import structlog
 
 from syncd.errors import CorruptDataError
+from trainer.engines.base import Metrics
 
 MOST_SKIPPED = 10  # updates in a row that may be skipped before the run ends
 
@@ -28,3 +30,10 @@ class FiniteUpdates:
             message = f"{MOST_SKIPPED} updates in a row had gradients that are not finite"
             raise CorruptDataError(message, hint=hint)
         return False
+
+
+def norm_metrics(who: str, norms: Sequence[float]) -> Metrics:
+    """Return the mean norm of the gradients of updates that were made, and how many were skipped."""
+    made = [norm for norm in norms if math.isfinite(norm)]
+    norm = sum(made) / len(made) if made else sum(norms)
+    return {f"{who}/grad_norm": norm, f"{who}/updates_skipped": float(len(norms) - len(made))}

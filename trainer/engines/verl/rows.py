@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from syncd.errors import CorruptDataError, UsageError
 from syncd.jobfile.trainer_sections import AlgorithmSection
+from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import GAE, SFT
 from trainer.config.options import correction
 from trainer.engines.base import Metrics
@@ -17,6 +18,8 @@ from trainer.engines.verl.figures import MISMATCH, OF_ROLLOUTS, StepMetrics, bat
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
 from trainer.experience.sft import Example
+
+T = TypeVar("T")
 
 Columns = Mapping[str, Mapping[int, torch.Tensor]]
 """Values of response tokens, float32, by name and by the row's number."""
@@ -124,6 +127,11 @@ def deal(rows: Sequence[TokenRow], numbers: Sequence[int], rank: int, ranks: int
         index = rank if turn % 2 == 0 else ranks - 1 - rank
         own.append(row[index] if index < len(row) else None)
     return own
+
+
+def gather_rows(ranks: Ranks, own: Mapping[int, T]) -> dict[int, T]:
+    """Return what all ranks have of their rows, by the row's number, on all ranks."""
+    return {number: value for part in ranks.gather(dict(own)) for number, value in part.items()}
 
 
 def fill(slots: Slots, most: int) -> tuple[Slots, int]:

@@ -11,7 +11,7 @@ import torch
 from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.engines.verl.figures import measure_difference, measure_rollouts
-from trainer.engines.verl.rows import RowTensors, TokenRow, TrainingStep
+from trainer.engines.verl.rows import RowTensors, TokenRow, TrainingStep, gather_rows
 
 
 def shares(rows: Sequence[TokenRow]) -> list[float]:
@@ -69,9 +69,7 @@ def are_cut(rows: Sequence[TokenRow]) -> bool:
 
 def sums_of_rollouts(ranks: Ranks, rows: Sequence[TokenRow], own: Mapping[int, float]) -> dict[int, float]:
     """Return for each row the sum of its rollout's rows, from the numbers of the rows that each rank has."""
-    sums: dict[int, float] = {}
-    for part in ranks.gather(dict(own)):
-        sums |= part
+    sums = gather_rows(ranks, own)
     totals = Counter[int | None]()
     for number, value in sums.items():
         totals[rows[number].rollout] += value  # type: ignore[assignment]  # Counter adds floats too

@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
+import torch
 from torch.distributed.fsdp import ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType
 
 from syncd.errors import ConfigError, CorruptDataError, SyncdError
@@ -21,6 +24,13 @@ if TYPE_CHECKING:
 
 _KINDS = ("model", "optim", "extra_state")
 _NAME = re.compile(r"model_world_size_(\d+)_rank_\d+\.pt")
+
+
+def seed_generators(seed: int) -> None:
+    """Begin the random states that a training state holds."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 -- the state that verl saves and restores
+    torch.manual_seed(seed)
 
 
 def training_files(

@@ -1,6 +1,5 @@
 """The updates of one step: the gradients of a part of the batch, clipped, and one step of the optimizer."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,9 +11,9 @@ from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import OF_SEQUENCES
 from trainer.engines.base import Metrics
-from trainer.engines.verl.batches import MicroBatch, forward, tensors
+from trainer.engines.verl.batches import MicroBatch, deal_to, forward, tensors
 from trainer.engines.verl.figures import StepMetrics
-from trainer.engines.verl.finite_updates import FiniteUpdates
+from trainer.engines.verl.finite_updates import FiniteUpdates, norm_metrics
 from trainer.engines.verl.losses import ExampleLoss, Loss, PolicyLoss
 from trainer.engines.verl.models import Model
 from trainer.engines.verl.pass_times import OPTIMIZER, PassTimes
@@ -25,7 +24,6 @@ from trainer.engines.verl.rows import (
     TrainingStep,
     UpdateRows,
     count_samples,
-    deal,
 )
 from trainer.engines.verl.segments import are_cut, with_ratio_of_rollouts
 from trainer.engines.verl.settings import actor_config, entropy_in_updates
@@ -36,8 +34,8 @@ Losses = tuple[PolicyLoss | None, ExampleLoss]
 class Updates:
     """Makes the updates of one model, the same on all ranks; `who` begins its metrics, messages name its `table`."""
 
-    def __init__(self, model: Model, ranks: Ranks, who: str, table: str, times: PassTimes) -> None:
-        self._model, self._ranks, self._who, self._times = model, ranks, who, times
+    def __init__(self, model: Model, who: str, table: str, times: PassTimes) -> None:
+        self._model, self._who, self._times = model, who, times
         self._finite = FiniteUpdates(table)
 
     def run(
@@ -54,11 +52,7 @@ class Updates:
                     norms.append(self._model.optimizer_step())
             if self._finite.is_made(norms[-1], number):
                 self._model.lr_scheduler_step()
-        done = [norm for norm in norms if math.isfinite(norm)]
-        norm = sum(done) / len(done) if done else sum(norms)
-        skipped = float(len(norms) - len(done))
-        metrics = {"grad_norm": norm, "lr": rate, "updates_skipped": skipped}
-        return {f"{self._who}/{name}": value for name, value in metrics.items()}
+        return {f"{self._who}/lr": rate} | norm_metrics(self._who, norms)
 
     def add_gradients(
         self,
@@ -76,7 +70,7 @@ class Updates:
             model = self._model
             if not model.is_mp_src_rank_with_outputs():
                 loss = replace(loss, figures=StepMetrics())
-            slots = deal(rows, numbers, model.get_data_parallel_rank(), model.get_data_parallel_size())
+            slots = deal_to(model, rows, numbers)
             budget = MicroBatch.training(model.engine_config)
             settings["global_batch_size"] = count_samples(rows, numbers)
             data = tensors(rows, slots, columns, budget, **settings)
@@ -92,7 +86,7 @@ class PolicyUpdates:
         self, config: JobFile, algorithm: AlgorithmSection, ranks: Ranks, model: Model, times: PassTimes
     ) -> None:
         self._config, self._algorithm, self._ranks, self._model = config, algorithm, ranks, model
-        self._updates = Updates(model, ranks, "actor", "algorithm.optimizer", times)
+        self._updates = Updates(model, "actor", "algorithm.optimizer", times)
 
     def run(self, step: TrainingStep, columns: Columns, number: int) -> Metrics:
         """Make all updates of a step and return what the optimizer did; none in the critic's first steps."""
@@ -121,8 +115,7 @@ class PolicyUpdates:
             yield part
 
     def _log_probs(self, step: TrainingStep, part: UpdateRows) -> RowTensors:
-        data_rank, data_ranks = self._model.get_data_parallel_rank(), self._model.get_data_parallel_size()
-        slots = deal(step.rollouts, part.rollouts, data_rank, data_ranks)
+        slots = deal_to(self._model, step.rollouts, part.rollouts)
         return forward(self._model, step.rollouts, slots, self._algorithm.temperature)[0] if slots else {}
 
     def _losses(self, step: TrainingStep, share: float) -> Losses:

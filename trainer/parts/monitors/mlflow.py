@@ -5,6 +5,7 @@ A restart continues in the same run, found by the tag `syncd.job`. Rollouts are 
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,11 @@ from trainer.monitors.base import MonitoredRun, RolloutSample, check_options, jo
 JOB_TAG = "syncd.job"
 GROUP_TAG = "syncd.group"
 
+_REFUSED = re.compile(
+    r"[^\w.\- :/]"
+)  # what names may not have; what users call parts of rewards and tools may
+
+_LONGEST = 250  # characters of a name
 _MAX_VALUE = 500
 _PARAMS_AT_ONCE = 100  # what servers take: characters of a parameter, and parameters of one request
 
@@ -32,7 +38,8 @@ class MLflow:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         (client, run_id), now = self._opened, time.time_ns() // 1_000_000
-        client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
+        rows = [Metric(_taken(name), value, now, step) for name, value in metrics.items()]
+        client.log_batch(run_id, metrics=rows)
 
     def log_rollouts(self, rollouts: Sequence[RolloutSample], step: int) -> None:
         client, run_id = self._opened
@@ -48,6 +55,12 @@ class MLflow:
     def _opened(self) -> tuple[MlflowClient, str]:
         client = MlflowClient(tracking_uri=_uri(self._run))
         return client, _run_id(client, self._run)
+
+
+def _taken(name: str) -> str:
+    """Return a name that MLflow takes: it refuses all metrics of a step for one like `reward/parts/pass@1`."""
+    parts = [part for part in _REFUSED.sub("_", name).split("/") if part.strip(".")]
+    return "/".join(parts)[:_LONGEST]
 
 
 def _uri(run: MonitoredRun) -> str:

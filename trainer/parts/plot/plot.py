@@ -90,8 +90,12 @@ def draw(job_dirs: Sequence[str]) -> "Figure":
 
 def _path(directory: str) -> str:
     """Return the path of a job as matplotlib shows it."""
-    path = os.fsencode(os.path.abspath(directory)).decode(errors="backslashreplace")
-    return path.replace("$", r"\$")
+    return _plain(os.fsencode(os.path.abspath(directory)).decode(errors="backslashreplace"))
+
+
+def _plain(text: str) -> str:
+    """Return what matplotlib shows as this text: it takes what is between two dollars for a formula."""
+    return text.replace("$", r"\$")
 
 
 def _names(paths: Sequence[str]) -> Sequence[str]:
@@ -146,7 +150,7 @@ def _drawing(panel: Panel, jobs: Sequence[_Job]) -> _Drawing:
 def _members(panel: Panel, jobs: Sequence[_Job]) -> list[Curve]:
     recorded = sorted({name for job in jobs for its in job.source(panel).steps.values() for name in its})
     matches = [(name, panel.family and panel.family.fullmatch(name)) for name in recorded]
-    return [Curve(match[1], (name,)) for name, match in matches if match][:MOST_LINES]
+    return [Curve(_plain(match[1]), (name,)) for name, match in matches if match][:MOST_LINES]
 
 
 def _is_recorded(curve: Curve, panel: Panel, jobs: Sequence[_Job]) -> bool:

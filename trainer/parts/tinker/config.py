@@ -20,7 +20,6 @@ from trainer.config.algorithms import (
     unread,
 )
 
-TINKER = "tinker"  # the engine that this is about
 UNCLIPPED = "importance_sampling"  # the policy loss without bounds of the ratio
 
 TINKER_LOSSES: Mapping[str, str] = {"vanilla": "ppo", "cispo": "cispo", UNCLIPPED: UNCLIPPED}

@@ -1,7 +1,7 @@
 """A model on a tinker server behind the trainer's interface: what learns is there, samples and steps are here."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -38,6 +38,8 @@ _STATE = "tinker.json"
 
 class TinkerEngine(FileEngine):
     """Trains an adapter on a tinker server; its steps are addresses on the server, or the adapter's files."""
+
+    copies_training_state: ClassVar[bool] = False
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)

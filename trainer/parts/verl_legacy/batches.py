@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from verl.protocol import DataProto
 
-from trainer.engines.verl.rows import PADDING, Columns, Slots, TokenRow, fill
+from trainer.engines.verl.rows import PADDING, Columns, RowTensors, Slots, TokenRow, fill
 from trainer.parts.verl_legacy.worker import LegacyModel
-
-RowTensors = dict[int, torch.Tensor]  # values of response tokens, float32 in main memory, by the row's number
 
 
 def padded(rows: Sequence[TokenRow], slots: Slots, columns: Columns, **settings: Any) -> Any:

@@ -1,11 +1,8 @@
 """verl 0.7.1's worker behind the trainer's interface: the model, and how it learns."""
 
-import math
-import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -18,9 +15,10 @@ from trainer.engines.state_copy import TrainingState
 from trainer.engines.verl import figures
 from trainer.engines.verl.advantages import advantages
 from trainer.engines.verl.checks import resolve
-from trainer.engines.verl.finite_updates import FiniteUpdates
+from trainer.engines.verl.finite_updates import FiniteUpdates, norm_metrics
 from trainer.engines.verl.rows import (
     Columns,
+    RowTensors,
     Slots,
     TokenRow,
     TrainingStep,
@@ -28,15 +26,16 @@ from trainer.engines.verl.rows import (
     count_samples,
     deal,
     fill,
+    gather_rows,
     limits_of,
     prepare_step,
     token_row,
 )
 from trainer.engines.verl.segments import by_share, measure_mismatch
-from trainer.engines.verl.state import apply_settings, load_state, training_files
+from trainer.engines.verl.state import apply_settings, load_state, seed_generators, training_files
 from trainer.experience.batch import Batch
 from trainer.experience.limits import Limits
-from trainer.parts.verl_legacy.batches import RowTensors, forward, padded
+from trainer.parts.verl_legacy.batches import forward, padded
 from trainer.parts.verl_legacy.worker import LegacyModel, build_model
 
 
@@ -47,9 +46,9 @@ class LegacyVerlEngine(FileEngine):
         config, ranks = self.context.config, self.context.ranks
         self._algorithm = resolve(config.algorithm)
         self._finite = FiniteUpdates("algorithm.optimizer")
-        _seed(config.job.seed)
+        seed_generators(config.job.seed)
         self.model: Any = build_model(config, self._algorithm, ranks)
-        _seed(config.job.seed + 1 + ranks.rank)
+        seed_generators(config.job.seed + 1 + ranks.rank)
 
     @property
     def limits(self) -> Limits:
@@ -97,9 +96,7 @@ class LegacyVerlEngine(FileEngine):
         asked = list(map(token_row, rows))
         check_vocabulary(asked, self._text_config.vocab_size)
         own, _ = self._forward(self.model, asked, self._deal(asked, range(len(asked))), temperature=1.0)
-        answers: RowTensors = {}
-        for part in self.context.ranks.gather(own):
-            answers |= part
+        answers = gather_rows(self.context.ranks, own)
         return [answers[number].tolist() for number in range(len(asked))]
 
     @property
@@ -133,13 +130,7 @@ class LegacyVerlEngine(FileEngine):
             norms.append(self._update(step, part.rollouts or part.examples, columns, 1 / len(parts)))
             if self._finite.is_made(norms[-1], number):
                 self.model.lr_scheduler.step()
-        done = [norm for norm in norms if math.isfinite(norm)]
-        norm = sum(done) / len(done) if done else sum(norms)
-        return {
-            "actor/grad_norm": norm,
-            "actor/lr": rate,
-            "actor/updates_skipped": float(len(norms) - len(done)),
-        }
+        return {"actor/lr": rate} | norm_metrics("actor", norms)
 
     def _update(self, step: TrainingStep, numbers: Sequence[int], columns: Columns, share: float) -> float:
         """Make one update; return the norm of its gradient before clipping."""
@@ -201,9 +192,3 @@ def _columns_of_examples(rows: Sequence[TokenRow]) -> Columns:
         "advantages": ones,
         "old_log_probs": {number: torch.zeros_like(value) for number, value in ones.items()},
     }
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 -- the state that verl saves and restores
-    torch.manual_seed(seed)
