@@ -385,16 +385,33 @@ def test_the_log_says_how_many_rollouts_have_ended_while_a_batch_is_played(tmp_p
 
 def test_a_stopped_explorer_kills_its_agents(tmp_path):
     stop = threading.Event()
-    player = player_of("open(task['prompt'], 'w').write(str(os.getpid())); time.sleep(600)", stop=stop.is_set)
+    thread, number = sleeping(tmp_path, player_of(SLEEPS, stop=stop.is_set))
+    stop.set()
+    thread.join(MINUTES)
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_an_explorer_that_ends_without_a_signal_kills_its_agents(tmp_path):
+    player = player_of("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS)
+    thread, number = sleeping(tmp_path, player)
+    player.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+    thread.join(MINUTES)
+
+
+SLEEPS = "open(task['prompt'], 'w').write(str(os.getpid())); time.sleep(600)"
+
+
+def sleeping(tmp_path, player):
+    """Return the thread in which a player plays one that sleeps, and the number of its process."""
     note = tmp_path / "pid"
     thread = threading.Thread(target=player.play, args=("http://127.0.0.1:9", "x", {"prompt": str(note)}))
     thread.start()
     while not note.exists() or not note.read_text():
         time.sleep(0.02)
-    stop.set()
-    thread.join(MINUTES)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+    return thread, int(note.read_text())
 
 
 def page_block(after):
