@@ -24,7 +24,11 @@ class Tokens(ABC):
 
     @abstractmethod
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt, including those that the model expects around it."""
+        """Return the token ids of a prompt, including those that the model expects around it.
+
+        Raises:
+            ValueError: The chat template refuses the messages.
+        """
 
     @property
     @abstractmethod

@@ -1,10 +1,9 @@
 """Tasks of one file: JSONL, a JSON object a line, or Parquet."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from explorer_hooks.tasks.task import Columns, ReadTasks, Task, plain, task_of
+from explorer_hooks.tasks.task import Columns, ReadTasks, Task, from_json, plain, task_of
 from syncd.errors import ConfigError, StorageError
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
@@ -64,7 +63,7 @@ def _task(line: bytes, where: str, number: int, columns: Columns) -> Task:
     if len(line) > MAX_LINE:
         raise ConfigError(f"a task of more than {MAX_LINE} bytes", path=where)
     try:
-        row: Any = json.loads(line)
+        row: Any = from_json(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON: {error}", path=where) from None
     if not isinstance(row, dict):
