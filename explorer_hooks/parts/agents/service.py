@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.open_explorer import FollowedEngine
-from explorer_hooks.run.own_files import METRICS, Records, batch_figures, own_path, record_batch
+from explorer_hooks.run.own_files import METRICS, Records, batch_figures, own_path, record_batch, warn_split
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import set_figures
@@ -162,21 +162,45 @@ class GatewayService:
         if not self._source.are_published(set().union(*(row.versions for row in batch))):
             self._drop(rows_by_group, "unpublished")
             return True
-        if not self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group))):
-            return True
+        before = self._writer.upcoming
+        self._write_groups(groups, rows_by_group)
+        self._versions.count_as_one(self._writer.upcoming - before)
+        return True
+
+    def _write_groups(
+        self, groups: Sequence[SessionGroup], rows_by_group: Mapping[str, Sequence[Experience]]
+    ) -> None:
+        """Write groups, in several batches if one would be too large; drop one that alone is too large."""
+        names = [group.name for group in groups]
+        batch = [row for name in names for row in rows_by_group[name]]
+        if not self._http.call(self._gateway.begin_batch(self._writer.upcoming, names)):
+            return
         dropped, reward = self._gateway.sessions.dropped["equal"], self._file.explorer.reward
         try:
             path = self._writer.write(with_dropped(batch, dropped, reward))
         except UsageError as error:
-            _LOG.warning("batch_unusable", groups=list(rows_by_group), problem=str(error))
             self._http.call(self._gateway.give_up_batch())
-            self._drop(rows_by_group, "experience")
-            return True
+            self._divide(groups, rows_by_group, error)
+            return
         self._measure_room()
         self._measured(groups)
         self._equal_dropped = 0
-        self._record(path, batch, self._http.call(self._gateway.end_batch(list(rows_by_group))), groups)
-        return True
+        self._record(path, batch, self._http.call(self._gateway.end_batch(names)), groups)
+
+    def _divide(
+        self,
+        groups: Sequence[SessionGroup],
+        rows_by_group: Mapping[str, Sequence[Experience]],
+        error: UsageError,
+    ) -> None:
+        if len(groups) == 1:
+            _LOG.warning("group_unusable", group=groups[0].name, problem=str(error))
+            self._drop([groups[0].name], "experience")
+            return
+        warn_split(len(groups), error)
+        half = len(groups) // 2
+        for part in (groups[:half], groups[half:]):
+            self._write_groups(part, rows_by_group)
 
     def _drop_equal(self, groups: Sequence[SessionGroup]) -> bool:
         """Drop groups of equal rewards, as many as may be dropped for one batch; return whether any was."""
