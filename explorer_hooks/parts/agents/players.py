@@ -150,8 +150,8 @@ def _printed_score(line: str) -> Score:
 
 
 def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
+    # Not `splitlines`: JSON of other languages has U+2028 and its like as they are.
+    return text.strip().rpartition("\n")[2]
 
 
 def directories_of(source: str) -> list[str]:
