@@ -77,11 +77,12 @@ def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
             if stop():
                 hint = "give the same command again: what was measured stays"
                 raise TryAgainError(f"stopped at step {step}", path=file.job.dir, hint=hint)
-    if steps and not any(step.lines for step in steps):
-        first = steps[0]
-        raise CorruptDataError(
-            f"nothing could be measured; step {first.step} is {first.state}: {first.reason}"
+    if not any(step.lines for step in steps):
+        why = next(
+            (f"step {step.step} is {step.state}: {step.reason}" for step in steps),
+            "there is no step to measure",
         )
+        raise CorruptDataError(f"nothing could be measured; {why}", path=file.job.dir)
     return steps
 
 
