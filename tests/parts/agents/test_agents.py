@@ -68,6 +68,7 @@ KINDS = {
     "number": "ask('x'); print(0.5)",
     "lines": "ask('x'); print('hi'); print(json.dumps({'reward': 0.25, 'why': 'a\u2028b'}, ensure_ascii=False))",
     "hangs": "ask('x'); time.sleep(600)",
+    "long": "ask('x'); print(json.dumps({'reward': 0.125, 'why': 'y' * 32_000}))",
     "floods": "ask('x'); sys.stdout.write('y' * (1 << 22)); sys.stderr.write('z' * (1 << 22)); print('\\n' + '1')",
     "garbage": "ask('x'); print('it went well')",
     "nan": "ask('x'); print('NaN')",
@@ -119,8 +120,11 @@ def played(
     return bed, agents.failure
 
 
+INFOS = {"good": {"why": "length"}, "lines": {"why": "a\u2028b"}, "long": {"why": "y" * 32_000}}
+
+
 @pytest.mark.parametrize(
-    ("kind", "reward"), [("good", 3.0), ("number", 0.5), ("floods", 1.0), ("lines", 0.25)]
+    ("kind", "reward"), [("good", 3.0), ("number", 0.5), ("floods", 1.0), ("lines", 0.25), ("long", 0.125)]
 )
 def test_a_command_plays_a_rollout_and_its_last_line_is_the_reward(tmp_path, kind, reward):
     bed, failure = played(tmp_path, player_of(KINDS[kind]), tasks=2, size=2)
@@ -128,7 +132,7 @@ def test_a_command_plays_a_rollout_and_its_last_line_is_the_reward(tmp_path, kin
     sessions = [one for group in bed.sessions.groups.values() for one in group.rollouts.values()]
     assert [(one.state, one.reward) for one in sessions] == [("rewarded", reward)] * 4
     assert set(bed.sessions.groups) == {"0.0", "0.1"}
-    assert sessions[0].info == {"good": {"why": "length"}, "lines": {"why": "a\u2028b"}}.get(kind, {})
+    assert sessions[0].info == INFOS.get(kind, {})
 
 
 def test_a_group_that_was_begun_is_played_although_the_trainer_needs_fewer_by_then(tmp_path):
