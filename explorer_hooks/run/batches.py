@@ -265,13 +265,15 @@ def experience_of(
 
 
 def _info(task: Task, response: Response, result: GroupResult, score: Score) -> Mapping[str, Any]:
-    shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
-    shown["truncated"] = response.truncated
+    """Return what is said of a response besides; what does not fit is left out, first what only people read."""
+    info: dict[str, Any] = {"truncated": response.truncated}
     if result.teacher:
-        shown["teacher"] = result.teacher
+        info["teacher"] = result.teacher
     if response.versions is None and result.first != result.last:
-        shown["versions"] = [label_of(result.first), label_of(result.last)]
-    whole = {**shown, "score": dict(score.info), "task": dict(task.info)}
-    whole = {name: value for name, value in whole.items() if value != {}}
-    # Text that JSON escapes may become six times as long; the info is for people, and parts may be left out.
-    return next((info for info in (whole, shown) if len(json.dumps(info)) <= MAX_INFO), {})
+        info["versions"] = [label_of(result.first), label_of(result.last)]
+    shown = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
+    for part in ({"score": dict(score.info)}, shown, {"task": dict(task.info)}):
+        larger = info | {name: value for name, value in part.items() if value != {}}
+        if len(json.dumps(larger)) <= MAX_INFO:  # text that JSON escapes may become six times as long
+            info = larger
+    return info

@@ -8,12 +8,13 @@ from support.job_file import job_of, write_job
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
-from explorer_hooks.run.batches import BatchMaker
+from explorer_hooks.run.batches import BatchMaker, EpochTask, experience_of
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.generation import Generator, GroupResult, Response, Sampling
 from explorer_hooks.run.held_out import HeldOut
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.own_files import Records, TaskCursor
+from explorer_hooks.run.rewards import Score
 from explorer_hooks.run.scoring import BuiltInScorer
 from explorer_hooks.tasks.sources import open_tasks
 from syncd.jobfile.evaluation import EvaluationSet
@@ -73,6 +74,24 @@ def test_a_column_without_a_number_costs_no_group(tmp_path):
     batch = TaskBatches(tmp_path, *rows).made()
     assert [one.info["task"] for one in batch.experiences] == [{"level": None}, {"level": None}, {"level": 3}]
     assert not batch.dropped
+
+
+def test_what_metrics_read_of_a_rollout_stays_where_its_texts_and_its_task_are_too_long(tmp_path):
+    """Each letter is six characters of JSON, as in Chinese, and the tasks have tests as those of code have."""
+    row = {"prompt": "\u5b57" * 9000, "tests": "x" * 70_000}
+    batches = TaskBatches(tmp_path, row, {"prompt": "p", "tests": "x" * 70_000}, {"prompt": "p", "level": 3})
+    text, parts = "\u5b57" * 9000, {"brief": 0.5}
+    response = Response([3], [-0.5], text, truncated=True)
+    infos = [
+        experience_of(
+            EpochTask(0, 0, task, [1]), "g", 0, response, GroupResult(0), Score(1.0, parts), {}
+        ).info
+        for task in batches.tasks
+    ]
+    figures = {"truncated": True, "score": parts}
+    assert infos[0] == figures
+    shown = {"prompt": "p", "response": text[:8192]}
+    assert infos[1:] == [figures | shown, figures | shown | {"task": {"level": 3}}]
 
 
 def test_a_prompt_that_the_chat_template_refuses_costs_its_group_alone(tmp_path):
