@@ -201,7 +201,7 @@ def open_hook(file: JobFile) -> TransformersHook:
     dtype = getattr(torch, section.dtype)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # what safetensors and transformers raise has no common class
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         hint = "model.path names a Hugging Face model directory"
         raise ConfigError(f"the model cannot be loaded: {what}", path=directory, hint=hint) from error

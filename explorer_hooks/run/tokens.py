@@ -75,7 +75,7 @@ def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
         return TransformersTokens(
             AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises Exception itself
         raise _unreadable(directory, error) from error
 
 
@@ -157,7 +157,7 @@ def _plain(directory: str) -> Any:
     path = os.path.join(directory, _FILE)
     try:
         return Tokenizer.from_file(path)
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:  # as above
         raise _unreadable(path, error) from error
 
 
