@@ -41,10 +41,13 @@ def read_parquet(path: str, section: TaskSetSection) -> ReadTasks:
         return ReadTasks(_digest_of(path), tuple(_parquet_tasks(path, Columns.of(section))))
     except FileNotFoundError:
         raise _missing(path) from None
-    except ArrowException as error:
-        raise ConfigError(f"cannot be read as Parquet: {str(error).splitlines()[0]}", path=path) from error
-    except OSError as error:
-        raise StorageError(error.strerror or str(error), path=path) from error
+    except (ArrowException, LookupError, OSError, ValueError) as error:
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # Arrow says of damage OSError, without a number
+            raise StorageError(error.strerror or str(error), path=path) from error
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"cannot be read as Parquet: {what}", path=path) from error
 
 
 def _parquet_tasks(path: str, columns: Columns) -> Iterator[Task]:
