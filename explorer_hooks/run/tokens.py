@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer_hooks.tasks.task import Prompt
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, first_line
 from syncd.extras import install_command
 
 _FILE = "tokenizer.json"
@@ -163,7 +163,7 @@ def _plain(directory: str) -> Any:
 
 def _unreadable(path: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the tokenizer cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        f"the tokenizer cannot be read: {first_line(error)}",
         path=path,
         hint="model.path names a directory with tokenizer.json",
     )

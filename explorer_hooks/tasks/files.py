@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from explorer_hooks.tasks.task import Columns, ReadTasks, Task, from_json, plain, task_of
-from syncd.errors import ConfigError, StorageError
+from syncd.errors import ConfigError, StorageError, first_line
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
@@ -46,8 +46,7 @@ def read_parquet(path: str, section: TaskSetSection) -> ReadTasks:
             isinstance(error, OSError) and error.errno is not None
         ):  # Arrow says of damage OSError, without a number
             raise StorageError(error.strerror or str(error), path=path) from error
-        what = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"cannot be read as Parquet: {what}", path=path) from error
+        raise ConfigError(f"cannot be read as Parquet: {first_line(error)}", path=path) from error
 
 
 def _parquet_tasks(path: str, columns: Columns) -> Iterator[Task]:
