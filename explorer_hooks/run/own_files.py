@@ -40,6 +40,10 @@ class Records:
         with storage_errors(path):
             self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
 
+    @classmethod
+    def own(cls, job: Job, explorer: str, name: str) -> "Records":
+        return cls(own_path(job, explorer, name), job.disk)
+
     def add(self, record: Mapping[str, Any]) -> None:
         with storage_errors(self.path):
             jsonl.append(self.path, [record], self._disk.adopt)

@@ -12,15 +12,15 @@ import structlog
 from explorer_hooks.parts.agents.gateway import Gateway
 from explorer_hooks.parts.agents.http_thread import HttpThread
 from explorer_hooks.parts.agents.progress import RolloutProgress
-from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.rows import added_times, experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun
-from explorer_hooks.parts.agents.sessions import MOST_TOOLS, SessionGroup
+from explorer_hooks.parts.agents.sessions import SessionGroup
 from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.open_explorer import FollowedEngine
-from explorer_hooks.run.own_files import METRICS, Records, batch_figures, own_path, record_batch, warn_split
+from explorer_hooks.run.own_files import METRICS, Records, batch_figures, record_batch, warn_split
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import set_figures
@@ -89,7 +89,7 @@ class GatewayService:
         self._gateway, self._http, self._stop = parts.gateway, parts.http, parts.stop
         self._file, self._source = parts.followed.file, parts.followed.source
         self._gate = EngineGate(parts.versions, evaluation, self._file.sync, parts.stop)
-        self._metrics = Records(own_path(writer.job, writer.explorer, METRICS), writer.job.disk)
+        self._metrics = Records.own(writer.job, writer.explorer, METRICS)
         self._began = self._looked_at = time.monotonic()
         self._evaluates = evaluation is not None
         self._play: Play | None = None
@@ -272,13 +272,8 @@ class GatewayService:
 
 def _tools(rollouts: Sequence[Experience]) -> dict[str, dict[str, float]]:
     """Return of each tool how often its time is known, and its mean in seconds."""
-    counts: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for row in rollouts:
-        for name, (count, spent) in row.info.get("tools", {}).items():
-            if name in counts or len(counts) < MOST_TOOLS:
-                counts[name] = counts.get(name, 0) + count
-                seconds[name] = seconds.get(name, 0.0) + spent
+    times = added_times(item for row in rollouts for item in row.info.get("tools", {}).items())
     return {
-        name: {"calls": counts[name], "seconds": round(seconds[name] / counts[name], 6)} for name in counts
+        name: {"calls": count, "seconds": round(seconds / count, 6)}
+        for name, (count, seconds) in times.items()
     }

@@ -111,7 +111,7 @@ class BenchRun:
         self._request, self._retries = request, followed.file.explorer.follow.retries
         client = followed.follower.client
         self._job = client.job
-        self._records = Records(own_path(self._job, client.identity or "", EVALUATIONS), self._job.disk)
+        self._records = Records.own(self._job, client.identity or "", EVALUATIONS)
         self._recorded = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:
