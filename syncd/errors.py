@@ -216,6 +216,11 @@ def unexpected(error: Exception, program: str = "syncd", hint: str | None = None
     return reported
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, the name of its class if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def calls_of(error: BaseException | None) -> list[str]:
     """Return where an error came up: file, line and function of each call, the innermost last."""
     calls = list[str]()

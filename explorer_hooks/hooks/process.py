@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from syncd.errors import EngineUnreachableError
 
-KEPT = 16 << 10  # the last bytes of each stream that are kept
+# The last bytes of each stream that are kept: an agent's reward may have an info of half of them.
+KEPT = 64 << 10
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL to a group of processes
 _AFTER = 0.2  # seconds to read the pipes after the command has ended but a process that it started has not
 

@@ -29,7 +29,7 @@ MAX_FRUITLESS = 10  # attempts in a row in which an engine that reports to be wo
 _HINTS = {
     "engine": "see the log of the engine",
     "experience": "explorer config docs",
-    "prompt": "explorer.sampling.max_prompt_tokens is the limit",
+    "prompt": "explorer.sampling.max_prompt_tokens and the chat template of model.path bound what is taken",
     "reward": "try the function of explorer.reward.function on that task",
     "teacher": "see the log of the server of explorer.teacher.address",
 }
@@ -136,11 +136,20 @@ class BatchMaker:
             if not self._curriculum.takes(epoch, position, task.id):
                 batch.skipped += 1
                 continue
-            prompt = self._sampling.tokens.encode(task.prompt)
-            if 0 < len(prompt) <= self._file.explorer.sampling.max_prompt_tokens:
-                yield EpochTask(epoch, position, task, prompt)
+            prompt, problem = self._prompt(task)
+            if problem:
+                self._drop(batch, "prompt", problem)
             else:
-                self._drop(batch, "prompt", f"the prompt of task {task.id} has {len(prompt)} tokens")
+                yield EpochTask(epoch, position, task, prompt)
+
+    def _prompt(self, task: Task) -> tuple[Sequence[int], str]:
+        """Return the token ids of a task's prompt, and why it cannot be used, nothing if it can."""
+        try:
+            prompt = self._sampling.tokens.encode(task.prompt)
+        except ValueError as error:
+            return (), f"task {task.id}: {error}"
+        fits = 0 < len(prompt) <= self._file.explorer.sampling.max_prompt_tokens
+        return prompt, "" if fits else f"the prompt of task {task.id} has {len(prompt)} tokens"
 
     def _generate(self, unfinished: Sequence[EpochTask], batch: ExplorerBatch) -> list[EpochTask]:
         left = dict(enumerate(unfinished))
@@ -256,13 +265,15 @@ def experience_of(
 
 
 def _info(task: Task, response: Response, result: GroupResult, score: Score) -> Mapping[str, Any]:
-    shown: dict[str, Any] = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
-    shown["truncated"] = response.truncated
+    """Return what is said of a response besides; what does not fit is left out, first what only people read."""
+    info: dict[str, Any] = {"truncated": response.truncated}
     if result.teacher:
-        shown["teacher"] = result.teacher
+        info["teacher"] = result.teacher
     if response.versions is None and result.first != result.last:
-        shown["versions"] = [label_of(result.first), label_of(result.last)]
-    whole = {**shown, "score": dict(score.info), "task": dict(task.info)}
-    whole = {name: value for name, value in whole.items() if value != {}}
-    # Text that JSON escapes may become six times as long; the info is for people, and parts may be left out.
-    return next((info for info in (whole, shown) if len(json.dumps(info)) <= MAX_INFO), {})
+        info["versions"] = [label_of(result.first), label_of(result.last)]
+    shown = {"prompt": task.text[:_SHOWN], "response": response.text[:_SHOWN]}
+    for part in ({"score": dict(score.info)}, shown, {"task": dict(task.info)}):
+        larger = info | {name: value for name, value in part.items() if value != {}}
+        if len(json.dumps(larger)) <= MAX_INFO:  # text that JSON escapes may become six times as long
+            info = larger
+    return info

@@ -12,6 +12,7 @@ from explorer_hooks.run.pacing import Allowance
 from explorer_hooks.run.weight_sources import WeightSource
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
+from syncd.jobfile.model import JobFile
 from syncd.jobfile.sections import SyncSection
 from syncd.protocol.job_end import LAST
 from syncd.protocol.version import Pair
@@ -26,15 +27,13 @@ _POLL = 0.25
 class EngineVersions:
     """Which version is published and which one the engine runs, and how many batches may still be written."""
 
-    def __init__(
-        self, source: WeightSource, batches: Callable[[], int], batches_per_step: float, ahead: int
-    ) -> None:
+    def __init__(self, source: WeightSource, batches: Callable[[], int], file: JobFile) -> None:
         self.source, self._batches = source, batches
         self.synced_at = batches()
         self._progressed_at = time.monotonic()
         self._published: Pair | None = None
         # Counted from the very beginning: an explorer that joins later has no separate allowance.
-        self._allowance = Allowance(0, 0, batches_per_step, ahead)
+        self._allowance = Allowance(0, 0, file.data.groups / file.explorer_groups, pacing.ahead_of(file))
 
     def permitted(self) -> Pair | None:
         """Return the version with which work may be done, None while the engine has none. Any thread may ask."""
@@ -67,6 +66,10 @@ class EngineVersions:
     def room(self) -> int:
         """Return how many further batches the trainer needs now."""
         return self._allowance.room(self._step, pacing.written(self.source.client.job))
+
+    def count_as_one(self, files: int) -> None:
+        """Count files as one batch: it was too large for one, and the trainer needs no fewer groups."""
+        self._allowance = self._allowance.forgiven(max(files - 1, 0))
 
     def renew_allowance(self, patience: float) -> bool:
         """Allow further batches if no version came for long, and return whether that is so.

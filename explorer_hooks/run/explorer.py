@@ -1,7 +1,9 @@
 """The loop of an explorer: bring the engine to a version, make a batch, write it, follow."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import structlog
 
@@ -10,10 +12,19 @@ from explorer_hooks.run.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.run.curriculum import with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.job_watch import JobWatch
-from explorer_hooks.run.own_files import Records, TaskLedger, batch_figures, record_batch
+from explorer_hooks.run.own_files import (
+    Records,
+    TaskCursor,
+    TaskLedger,
+    batch_figures,
+    record_batch,
+    warn_split,
+)
 from explorer_hooks.run.pacing import Next
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
+from syncd.errors import UsageError
+from syncd.experience.model import Experience
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import label_of
 
@@ -21,6 +32,8 @@ TURN = 1.0  # seconds of one wait, and so the longest delay of a signal
 _BREATH = 0.05  # seconds between two asks that the trainer answers at once
 
 _LOG = structlog.get_logger()
+
+PlacedGroup = tuple[tuple[int, int], Sequence[Experience]]  # a group by epoch and position of its task
 
 
 class Explorer:
@@ -82,13 +95,29 @@ class Explorer:
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
+        before = self._ledger.writer.upcoming
         rows = with_dropped(batch.experiences, batch.dropped["equal"], self._settings.reward)
-        path = self._ledger.write(rows, then)
+        groups = [list(group) for _, group in groupby(rows, attrgetter("group"))]
+        path = self._write(list(zip(sorted(batch.groups), groups, strict=True)), then)
+        self._versions.count_as_one(self._ledger.writer.upcoming - before)
         self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
         if self._sync.style is SyncStyle.FULLY_ASYNC:
             self._gate.update(0.0)
+
+    def _write(self, groups: Sequence[PlacedGroup], then: TaskCursor) -> str:
+        """Write groups, in several files if one would be too large, and return the path of the last one."""
+        try:
+            return self._ledger.write([row for _, rows in groups for row in rows], then)
+        except UsageError as error:
+            if len(groups) == 1:
+                raise
+            warn_split(len(groups), error)
+        half = len(groups) // 2
+        place, _ = groups[half - 1]
+        self._write(groups[:half], self._ledger.cursor.behind(*place, batch=False))
+        return self._write(groups[half:], then)
 
     def _is_published(self, batch: ExplorerBatch) -> bool:
         """Return whether a batch may be written; if not, its tasks are done again."""

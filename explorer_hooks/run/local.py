@@ -24,7 +24,7 @@ from explorer_hooks.run.generation import (
     InferenceEngine,
     Response,
 )
-from syncd.errors import ConfigError, EngineDeadError
+from syncd.errors import ConfigError, EngineDeadError, first_line
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import pair_of
 
@@ -201,10 +201,10 @@ def open_hook(file: JobFile) -> TransformersHook:
     dtype = getattr(torch, section.dtype)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:  # what safetensors and transformers raise has no common class
         hint = "model.path names a Hugging Face model directory"
-        raise ConfigError(f"the model cannot be loaded: {what}", path=directory, hint=hint) from error
+        text = f"the model cannot be loaded: {first_line(error)}"
+        raise ConfigError(text, path=directory, hint=hint) from error
     if file.model.publishes_adapters:
         from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: PLC0415 - takes seconds
 

@@ -16,7 +16,7 @@ import structlog
 
 from syncd import jsonl
 from syncd.client.client import Client
-from syncd.errors import ConfigError, storage_errors
+from syncd.errors import ConfigError, UsageError, storage_errors
 from syncd.experience.model import Experience
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
@@ -39,6 +39,10 @@ class Records:
         self.path, self._disk = path, disk or LocalDisk()
         with storage_errors(path):
             self._disk.make_directory(os.path.dirname(os.path.abspath(path)))
+
+    @classmethod
+    def own(cls, job: Job, explorer: str, name: str) -> "Records":
+        return cls(own_path(job, explorer, name), job.disk)
 
     def add(self, record: Mapping[str, Any]) -> None:
         with storage_errors(self.path):
@@ -69,6 +73,12 @@ def record_batch(metrics: Records, client: Client, path: str, line: Mapping[str,
     shown = {key: value for key, value in line.items() if key != "at"}
     client.describe({"explorer": shown}, now=False)
     structlog.get_logger().info("batch_written", path=path, **shown)
+
+
+def warn_split(groups: int, error: UsageError) -> None:
+    """Warn of groups that make a batch which is too large, and that become two."""
+    hint = "a smaller explorer.groups"
+    structlog.get_logger().warning("batch_split", groups=groups, problem=str(error), hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,7 @@ def serving(file: JobFile, stop: Stop) -> Iterator[JobFile]:
         follow = file.explorer.follow
         if follow.exam == "auto":  # nobody else uses this server
             follow = follow.model_copy(update={"exam": "on"})
-        changed = file.explorer.model_copy(update={"engine": engine, "follow": follow})
-        yield file.model_copy(update={"explorer": changed})
+        yield file.with_values(explorer={"engine": engine, "follow": follow})
 
 
 def _place(address: str) -> tuple[str, int]:

@@ -26,6 +26,9 @@ class Allowance:
     def covers(self, step: int, written: int) -> bool:
         return self.room(step, written) > 0
 
+    def forgiven(self, batches: int) -> "Allowance":
+        return replace(self, written=self.written + batches)
+
     def restarted(self, step: int, written: int) -> "Allowance":
         return replace(self, step=step, written=written)
 

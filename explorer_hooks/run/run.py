@@ -12,8 +12,7 @@ from explorer_hooks.run.extensions import READERS
 from explorer_hooks.run.generation import Sampling
 from explorer_hooks.run.held_out import open_evaluation
 from explorer_hooks.run.open_explorer import followed_engine, open_reward
-from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, TaskLedger, own_path
-from explorer_hooks.run.pacing import ahead_of
+from explorer_hooks.run.own_files import EVALUATIONS, METRICS, Records, TaskLedger
 from explorer_hooks.run.tokens import Tokens, hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.sources import open_tasks
@@ -42,18 +41,16 @@ def run(file: JobFile, health: str | None = None) -> str:
         seed = f"{file.job.seed}/{name}"
         writer = opened.enter_context(ExperienceWriter(job, name))
         ledger = TaskLedger.open(writer, tasks.digest, seed if section.shuffle else "")
-        versions = EngineVersions(
-            source, lambda: ledger.cursor.batches, file.data.groups / file.explorer_groups, ahead_of(file)
-        )
+        versions = EngineVersions(source, lambda: ledger.cursor.batches, file)
         draws = f"{seed}/{ledger.cursor.seed_text}"
         generator = followed.generator(tokens, versions.permitted, draws, stop)
         sampling = Sampling(file, tokens, generator, scorer, stop)
-        records = Records(own_path(job, name, EVALUATIONS), job.disk)
+        records = Records.own(job, name, EVALUATIONS)
         gate = EngineGate(versions, sets.watcher_by_prompts(sampling, records), file.sync, stop)
-        difficulty = Records(own_path(job, name, DIFFICULTY), job.disk)
+        difficulty = Records.own(job, name, DIFFICULTY)
         curriculum = Curriculum(section.curriculum, difficulty, seed)
         batches = BatchMaker(tasks, ledger, _read_by(readers, sampling), gate, curriculum)
-        metrics = Records(own_path(job, name, METRICS), job.disk)
+        metrics = Records.own(job, name, METRICS)
         return Explorer(versions, gate, batches, ledger, file, metrics, stop).run()
 
 

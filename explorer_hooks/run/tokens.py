@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer_hooks.tasks.task import Prompt
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, first_line
 from syncd.extras import install_command
 
 _FILE = "tokenizer.json"
@@ -24,7 +24,11 @@ class Tokens(ABC):
 
     @abstractmethod
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt, including those that the model expects around it."""
+        """Return the token ids of a prompt, including those that the model expects around it.
+
+        Raises:
+            ValueError: The chat template refuses the messages.
+        """
 
     @property
     @abstractmethod
@@ -71,7 +75,7 @@ def open_tokens(directory: str, *, trust_remote_code: bool = False) -> Tokens:
         return TransformersTokens(
             AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # tokenizers raises Exception itself
         raise _unreadable(directory, error) from error
 
 
@@ -153,13 +157,13 @@ def _plain(directory: str) -> Any:
     path = os.path.join(directory, _FILE)
     try:
         return Tokenizer.from_file(path)
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:  # as above
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the tokenizer cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+        f"the tokenizer cannot be read: {first_line(error)}",
         path=path,
         hint="model.path names a directory with tokenizer.json",
     )

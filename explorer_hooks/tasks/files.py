@@ -1,11 +1,10 @@
 """Tasks of one file: JSONL, a JSON object a line, or Parquet."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from explorer_hooks.tasks.task import Columns, ReadTasks, Task, plain, task_of
-from syncd.errors import ConfigError, StorageError
+from explorer_hooks.tasks.task import Columns, ReadTasks, Task, from_json, plain, task_of
+from syncd.errors import ConfigError, StorageError, first_line
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
 
@@ -42,10 +41,12 @@ def read_parquet(path: str, section: TaskSetSection) -> ReadTasks:
         return ReadTasks(_digest_of(path), tuple(_parquet_tasks(path, Columns.of(section))))
     except FileNotFoundError:
         raise _missing(path) from None
-    except ArrowException as error:
-        raise ConfigError(f"cannot be read as Parquet: {str(error).splitlines()[0]}", path=path) from error
-    except OSError as error:
-        raise StorageError(error.strerror or str(error), path=path) from error
+    except (ArrowException, LookupError, OSError, ValueError) as error:
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # Arrow says of damage OSError, without a number
+            raise StorageError(error.strerror or str(error), path=path) from error
+        raise ConfigError(f"cannot be read as Parquet: {first_line(error)}", path=path) from error
 
 
 def _parquet_tasks(path: str, columns: Columns) -> Iterator[Task]:
@@ -64,7 +65,7 @@ def _task(line: bytes, where: str, number: int, columns: Columns) -> Task:
     if len(line) > MAX_LINE:
         raise ConfigError(f"a task of more than {MAX_LINE} bytes", path=where)
     try:
-        row: Any = json.loads(line)
+        row: Any = from_json(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not JSON: {error}", path=where) from None
     if not isinstance(row, dict):

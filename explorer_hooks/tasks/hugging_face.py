@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from explorer_hooks.tasks.task import Columns, ReadTasks, Task, plain, task_of
-from syncd.errors import ConfigError
+from syncd.errors import ConfigError, first_line
 from syncd.extras import install_command
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.digest import hasher
@@ -61,7 +61,7 @@ def _only_split(data: Any, split: str, source: str) -> Any:
 
 def _unreadable(source: str, split: str, error: Exception) -> ConfigError:
     """Return the error for what `datasets` raises, which has no common class."""
-    shown = (str(error).strip() or type(error).__name__).splitlines()[0]
+    shown = first_line(error)
     what = f"is there no split {split}? {shown}" if isinstance(error, KeyError) else shown
     hint = None
     if not os.path.isdir(source):

@@ -91,18 +91,25 @@ def task_of(row: dict[str, Any], where: str, unnamed: str, columns: Columns) -> 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row as JSON has it: other values, such as dates, become text."""
-    made: dict[str, Any] = json.loads(json.dumps(row, default=str))
+    made: dict[str, Any] = from_json(json.dumps(row, default=str))
     return made
 
 
+def from_json(text: str | bytes) -> Any:
+    """Return what a JSON text says; a number that JSON does not have, such as NaN, is null: no experience has it."""
+    return json.loads(text, parse_constant=lambda _: None)
+
+
 def _check_prompt(prompt: Any, where: str, key: str) -> None:
-    if isinstance(prompt, str) and prompt:
-        return
-    if isinstance(prompt, list) and prompt and all(map(_is_message, prompt)):
-        return
-    shown = json.dumps(prompt)[:_SHOWN]
-    hint = f'"{key}": "text", or "{_MESSAGES}": [{{"role": "user", "content": "text"}}]'
-    raise ConfigError(f"{key} = {shown} is neither text nor messages", path=where, hint=hint)
+    is_messages = isinstance(prompt, list) and prompt and all(map(_is_message, prompt))
+    if not is_messages and not (isinstance(prompt, str) and prompt):
+        shown = json.dumps(prompt)[:_SHOWN]
+        hint = f'"{key}": "text", or "{_MESSAGES}": [{{"role": "user", "content": "text"}}]'
+        raise ConfigError(f"{key} = {shown} is neither text nor messages", path=where, hint=hint)
+    try:
+        json.dumps(prompt, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{key} has half a character, which no tokenizer takes", path=where) from None
 
 
 def _is_message(message: Any) -> bool:

@@ -1,24 +1,15 @@
 """Tasks by difficulty: the rule, its floor, and that it goes on after a restart where it was."""
 
-import json
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
-from support.job_file import job_of, write_job
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
 
-from explorer_hooks.run.batches import BatchMaker
 from explorer_hooks.run.curriculum import Curriculum, are_equal
-from explorer_hooks.run.generation import Sampling
-from explorer_hooks.run.load import load_file
-from explorer_hooks.run.own_files import Records, TaskCursor
-from explorer_hooks.run.scoring import BuiltInScorer
-from explorer_hooks.tasks.sources import open_tasks
+from explorer_hooks.run.own_files import Records
 from syncd.jobfile.explorer_sections import CurriculumSection
-from syncd.jobfile.task_sets import TaskSetSection
 
 
 @pytest.fixture
@@ -87,28 +78,3 @@ def test_without_it_every_task_is_taken_and_nothing_is_recorded(tmp_path):
 def test_groups_are_equal_only_if_all_rewards_are():
     assert are_equal([0.5, 0.5, 0.5])
     assert not are_equal([0.5, 0.5, 0.25])
-
-
-def test_a_column_called_task_set_of_the_users_own_is_no_set(tmp_path):
-    pytest.importorskip("explorer_hooks.parts.agents")
-    from support.gateway_bed import ScriptedEngine
-
-    path, row = tmp_path / "tasks.jsonl", {"prompt": "p", "answer": "a", "task_set": ["hard", "new"]}
-    path.write_text("".join(json.dumps(row) + "\n" for _ in range(2)))
-    job = job_of(data={"groups": 2, "group_size": 1}, explorer={"tasks": "tasks.jsonl"})
-    tokens = SimpleNamespace(encode=lambda _: [1, 2])
-    sampling = Sampling(
-        load_file(write_job(tmp_path / "job.toml", job)),
-        tokens,
-        ScriptedEngine(lambda _: [3]),
-        BuiltInScorer("exact_match"),
-        lambda: False,
-    )
-    ledger = SimpleNamespace(
-        cursor=TaskCursor(0, 0, 0), state=SimpleNamespace(seed=""), group=lambda *place: f"g/{place}"
-    )
-    gate = SimpleNamespace(wait_until_usable=lambda **_: True, update_during_work=lambda: None, unproven={})
-    tasks = open_tasks([TaskSetSection(source=str(path))])
-    curriculum = Curriculum(CurriculumSection(), Records(str(tmp_path / "difficulty.jsonl")), "")
-    batch = BatchMaker(tasks, ledger, sampling, gate, curriculum).make()
-    assert (len(batch.groups), batch.task_sets) == (2, {})

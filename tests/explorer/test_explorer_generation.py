@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import dataclasses
+import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 from support.fake_servers import Answer, VanishError
 from support.generating import Completing
+from support.job_file import job_of, write_job
 
 from explorer_hooks.hook import Running
 from explorer_hooks.hooks.transformers import TransformersHook
@@ -23,7 +26,8 @@ from explorer_hooks.run.generation import (
     version_after,
     version_of,
 )
-from explorer_hooks.run.local import LocalGenerator, SequenceLimits, draw, sequence_limits
+from explorer_hooks.run.load import load_file
+from explorer_hooks.run.local import LocalGenerator, SequenceLimits, draw, open_hook, sequence_limits
 from explorer_hooks.run.served import ServerGenerator, served_model
 from explorer_hooks.run.server_apis import ApiChoice
 from explorer_hooks.run.tokens import PlainTokens, _plain, open_tokens
@@ -449,3 +453,22 @@ def test_only_an_applied_version_that_runs_unpaused_may_work():
     assert version_after(Running(None), BEFORE_THE_FIRST) == BEFORE_THE_FIRST
     assert version_after(Running(None), (1, 4)) is None
     assert version_after(Running(f"2.1.{CONTENT}"), (1, 4)) == (2, 1)
+
+
+@pytest.mark.parametrize("text", ['{"model": {"type": "Newer"}, "added_tokens": []}', "[]", "{"])
+@pytest.mark.parametrize("opened", [open_tokens, lambda path: PlainTokens(_plain(path))])
+def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_configuration(directory, tmp_path, text, opened):
+    """A release of tokenizers that is older than the file says so by `Exception` itself."""
+    copy = shutil.copytree(directory, tmp_path / "model")
+    (copy / "tokenizer.json").write_text(text)
+    with pytest.raises(ConfigError, match="the tokenizer cannot be read"):
+        opened(str(copy))
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_a_model_that_was_copied_in_part_is_an_error_of_the_configuration(directory, tmp_path, size):
+    copy = shutil.copytree(directory, tmp_path / "model")
+    os.truncate(copy / "model.safetensors", size)
+    job = job_of(model={"path": str(copy)}, explorer={"tasks": "tasks.jsonl"})
+    with pytest.raises(ConfigError, match="the model cannot be loaded: Error while deserializing"):
+        open_hook(load_file(write_job(tmp_path / "job.toml", job)))

@@ -31,7 +31,7 @@ from explorer_hooks.run.load import load_file
 from explorer_hooks.run.run import run
 from explorer_hooks.run.tokens import open_tokens
 from syncd.errors import EngineDeadError
-from syncd.experience import batch_paths
+from syncd.experience import batch_paths, table
 from syncd.experience.table import decode_batch
 from syncd.protocol.disk import MISSING
 from syncd.protocol.engine_state import EngineState, engine_report_of
@@ -379,6 +379,23 @@ def test_after_its_epochs_an_explorer_ends_with_a_short_batch(world, weights, fi
     found = [one.task for batch in batches(world, "e0") for one in batch]
     assert sorted(set(found)) == ["t0", "t1", "t2"]
     assert len(found) == 3 * SIZE
+
+
+def test_a_batch_that_is_too_large_for_a_file_is_written_as_several_and_counts_as_one(
+    world, weights, file, monkeypatch
+):
+    """A file holds one group. With files counted as batches, the explorer would wait for its patience to end."""
+    monkeypatch.setattr(table, "MAX_ROWS", SIZE)
+    trainer = Trainer(world, weights, steps=4, batches=GROUPS)
+    why = explore(file, "e0", "--explorer.max_batches", "4", "--explorer.patience", "100000")
+    trainer.end()
+    assert why == "max_batches"
+    groups = [{one.group for one in batch} for batch in batches(world, "e0")]
+    assert [len(batch) for batch in groups] == [1] * 4 * GROUPS
+    assert len(set().union(*groups)) == 4 * GROUPS
+    assert [steps for steps in steps_of(world, "e0") if steps == [2]] == [[2]] * 2 * GROUPS
+    state = json.loads(Path(own.own_path(world.job, "e0", own.STATE)).read_text())
+    assert (state["then"]["batches"], state["then"]["position"]) == (4, 4 * GROUPS)
 
 
 def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file, tmp_path):

@@ -66,6 +66,8 @@ def test_prompt_and_answer_keys_can_be_renamed(tmp_path):
         ({"answer": 1}, "neither text nor messages"),
         ({"prompt": ""}, "neither text nor messages"),
         ({"prompt": [{"role": "user"}]}, "neither text nor messages"),
+        ({"prompt": "1+1=\ud83d"}, "has half a character"),
+        ({"messages": [{"role": "user", "content": "\ud83d"}]}, "has half a character"),
         ({"prompt": "p", "id": "x" * 300}, "id is not a text"),
         ("[" * 100_000 + "\n", "not JSON"),
     ],

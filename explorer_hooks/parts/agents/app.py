@@ -171,9 +171,8 @@ class GatewayApp:
         failure = self._gateway.failure
         if failure is not None:
             is_ready, health = False, {**health, "ready": False, "reason": str(failure)}
-        sessions = self._gateway.sessions
-        counts = {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
-        return JSONResponse({**health, **counts}, 200 if is_ready else UNAVAILABLE)
+        document = {**health, **self._gateway.sessions.counts}
+        return JSONResponse(document, 200 if is_ready else UNAVAILABLE)
 
     async def _answered_error(self, _request: Request, error: ApiError) -> Response:
         self._gateway.refused[error.code] += 1

@@ -3,7 +3,9 @@
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from explorer_hooks.hooks import process
@@ -15,6 +17,7 @@ from syncd.errors import EngineUnreachableError
 _SHOWN = 300
 _ANSWER = "answer"  # the field of a task that has its answer
 _MOST_VARIABLE = 100_000  # characters of a task in a variable; Linux takes 128 KiB
+_END = 10.0  # seconds that the commands have to end when the player is closed: killing one takes up to five
 
 
 class Player(Protocol):
@@ -55,12 +58,30 @@ class CommandPlayer:
         self._has_reward, self._stop = has_reward, stop
         self._has_answer = has_reward if has_answer is None else has_answer
         self._inherited = agent_environment(os.environ, passed)
+        self._is_closed, self._playing, self._changed = False, 0, threading.Condition()
 
     def play(self, url: str, sessions: Sequence[str], task: Mapping[str, Any]) -> list[Score]:
         return [self._run(_base_url(url, session), session, task) for session in sessions]
 
     def close(self) -> None:
-        """Do nothing: `stop` ends the commands."""
+        """Kill the commands: the threads that bound their time end with the explorer, most often before a signal."""
+        self._is_closed = True
+        with self._changed:
+            self._changed.wait_for(lambda: not self._playing, _END)
+
+    def _is_over(self) -> bool:
+        return self._is_closed or self._stop()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            self._playing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._playing -= 1
+                self._changed.notify_all()
 
     def _run(self, base_url: str, api_key: str, task: Mapping[str, Any]) -> Score:
         question = {name: value for name, value in task.items() if name != _ANSWER}
@@ -70,9 +91,15 @@ class CommandPlayer:
             variables["SYNCD_TASK"] = text
         stdin = f"{whole}\n".encode()
         try:
-            end = process.run(
-                self._argv, variables, self._timeout, self._stop, inherited=self._inherited, stdin=stdin
-            )
+            with self._counted():
+                end = process.run(
+                    self._argv,
+                    variables,
+                    self._timeout,
+                    self._is_over,
+                    inherited=self._inherited,
+                    stdin=stdin,
+                )
         except EngineUnreachableError as error:
             return Score(None, problem=error.message[:_SHOWN])
         if end.code is None:
@@ -123,8 +150,8 @@ def _printed_score(line: str) -> Score:
 
 
 def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
+    # Not `splitlines`: JSON of other languages has U+2028 and its like as they are.
+    return text.strip().rpartition("\n")[2]
 
 
 def directories_of(source: str) -> list[str]:

@@ -5,7 +5,7 @@ what templates and tools wrote, which is not. It ends in a turn that no other co
 an agent that has branched, all have them; they are learnt in the first one alone, and so their rewards are there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,10 +123,14 @@ def _info(session: Session, path: Sequence[Turn], *, is_first: bool, is_last: bo
 
 def tool_times(turns: Sequence[Turn]) -> dict[str, tuple[int, float]]:
     """Return of each tool how often its time is known, and the sum of these times in seconds."""
-    times: dict[str, tuple[int, float]] = {}
-    for turn in turns:
-        for name, seconds in turn.tools.items():
-            if name in times or len(times) < MOST_TOOLS:
-                count, total = times.get(name, (0, 0.0))
-                times[name] = (count + 1, round(total + seconds, 6))
-    return times
+    return added_times((name, (1, seconds)) for turn in turns for name, seconds in turn.tools.items())
+
+
+def added_times(times: Iterable[tuple[str, tuple[int, float]]]) -> dict[str, tuple[int, float]]:
+    """Return the sums of counts and seconds by the name of a tool, of so many names at most."""
+    sums: dict[str, tuple[int, float]] = {}
+    for name, (count, seconds) in times:
+        if name in sums or len(sums) < MOST_TOOLS:
+            count_before, before = sums.get(name, (0, 0.0))
+            sums[name] = (count_before + count, round(before + seconds, 6))
+    return sums

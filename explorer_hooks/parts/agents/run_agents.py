@@ -20,7 +20,7 @@ from explorer_hooks.parts.agents.tables import ENVIRONMENTS, AgentSection
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum, TaskMean
 from explorer_hooks.run.held_out import EvaluationSets, VersionWatcher, open_evaluation
 from explorer_hooks.run.open_explorer import open_reward
-from explorer_hooks.run.own_files import EVALUATIONS, Records, own_path
+from explorer_hooks.run.own_files import EVALUATIONS, Records
 from explorer_hooks.run.rewards import Score, plain_task
 from explorer_hooks.run.scoring import ScoredGroup, Scorer
 from explorer_hooks.stopping import Stop
@@ -71,8 +71,8 @@ def _played(
     with opened_gateway(file, stop, health, _LISTEN, PlayedTasks(tasks.digest, seed or "")) as parts:
         failures, whole_groups = section.reward.max_failures, agent.episode == "group"
         limits = ScheduleLimits(section.epochs, agent.retries, failures, whole_groups)
-        path = own_path(parts.writer.job, parts.writer.explorer, DIFFICULTY)
-        curriculum = Curriculum(section.curriculum, Records(path, parts.writer.job.disk), seed or "")
+        difficulty = Records.own(parts.writer.job, parts.writer.explorer, DIFFICULTY)
+        curriculum = Curriculum(section.curriculum, difficulty, seed or "")
         schedule = AgentSchedule(parts.gateway, tasks, seed, limits, parts.demand.allows, curriculum)
         parts.http.call(schedule.abandon_open())
         threads = AgentThreads(schedule, player, judge, parts.http, stop)
@@ -86,7 +86,7 @@ def _evaluation(file: JobFile, sets: EvaluationSets, parts: GatewayParts) -> Ite
     if not sets.scorers:
         yield None
         return
-    records = Records(own_path(parts.writer.job, parts.writer.explorer, EVALUATIONS), parts.writer.job.disk)
+    records = Records.own(parts.writer.job, parts.writer.explorer, EVALUATIONS)
     with closing(_open_player(file, parts.stop)) as player:
         yield sets.watcher(AgentEvaluator(parts, player, file.explorer.part(AgentSection)), records)
 

@@ -93,9 +93,6 @@ class GatewayRun:
             with contextlib.suppress(StorageError):
                 self._note(groups)
 
-    def figures(self, sessions: Sessions) -> dict[str, int]:
-        return {"groups": len(sessions.groups), "sessions": len(sessions.by_id)}
-
     def _journal_run(self) -> str:
         """Return the run that the journal names, at its beginning or, if that is damaged, where it was rewritten."""
         named = (

@@ -22,7 +22,6 @@ from explorer_hooks.parts.agents.tool_formats import ToolFormat, written_format
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.engine_gate import EngineVersions
 from explorer_hooks.run.open_explorer import FollowedEngine, followed_engine
-from explorer_hooks.run.pacing import ahead_of
 from explorer_hooks.run.tokens import Tokens, TransformersTokens, hide_progress_bars, open_tokens
 from explorer_hooks.stopping import Stop
 from syncd.errors import ConfigError
@@ -69,7 +68,8 @@ def opened_gateway(
         journal = opened.enter_context(TurnJournal(directory))
         run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
-        versions, demand = _versions(followed, writer), GroupDemand()
+        versions = EngineVersions(followed.source, lambda: writer.upcoming - 1, followed.file)
+        demand = GroupDemand()
         maker = opened.enter_context(
             closing(open_maker(followed, tokens, versions, stop, file.algorithm.temperature))
         )
@@ -80,15 +80,9 @@ def opened_gateway(
         app = GatewayApp(gateway, own_token(directory), partial(followed.follower.health, watched=False))
         http = opened.enter_context(HttpThread.serving(app.application(), listener))
         token_file = os.path.join(directory, TOKEN)
-        _LOG.info("gateway_serving", url=http.url, token_file=token_file, **run.figures(sessions))
+        _LOG.info("gateway_serving", url=http.url, token_file=token_file, **sessions.counts)
         followed.follower.client.describe({"gateway": {"url": http.url}})
         yield GatewayParts(followed, tokens, versions, demand, writer, run, gateway, http, stop)
-
-
-def _versions(followed: FollowedEngine, writer: ExperienceWriter) -> EngineVersions:
-    file = followed.file
-    batches_per_step = file.data.groups / file.explorer_groups
-    return EngineVersions(followed.source, lambda: writer.upcoming - 1, batches_per_step, ahead_of(file))
 
 
 def open_maker(
@@ -162,7 +156,7 @@ def _with_spans(file: JobFile) -> JobFile:
     if section.kind not in ("vllm", "sglang") or file.model.publishes_adapters:
         return file
     engine = section.model_copy(update={"spans": "required"})
-    return file.model_copy(update={"explorer": file.explorer.model_copy(update={"engine": engine})})
+    return file.with_values(explorer={"engine": engine})
 
 
 def _default_directory(file: JobFile, name: str) -> str:

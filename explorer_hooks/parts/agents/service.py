@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,15 +12,15 @@ import structlog
 from explorer_hooks.parts.agents.gateway import Gateway
 from explorer_hooks.parts.agents.http_thread import HttpThread
 from explorer_hooks.parts.agents.progress import RolloutProgress
-from explorer_hooks.parts.agents.rows import experiences_of
+from explorer_hooks.parts.agents.rows import added_times, experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun
-from explorer_hooks.parts.agents.sessions import MOST_TOOLS, SessionGroup
+from explorer_hooks.parts.agents.sessions import SessionGroup
 from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.open_explorer import FollowedEngine
-from explorer_hooks.run.own_files import METRICS, Records, batch_figures, own_path, record_batch
+from explorer_hooks.run.own_files import METRICS, Records, batch_figures, record_batch, warn_split
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import set_figures
@@ -89,7 +89,7 @@ class GatewayService:
         self._gateway, self._http, self._stop = parts.gateway, parts.http, parts.stop
         self._file, self._source = parts.followed.file, parts.followed.source
         self._gate = EngineGate(parts.versions, evaluation, self._file.sync, parts.stop)
-        self._metrics = Records(own_path(writer.job, writer.explorer, METRICS), writer.job.disk)
+        self._metrics = Records.own(writer.job, writer.explorer, METRICS)
         self._began = self._looked_at = time.monotonic()
         self._evaluates = evaluation is not None
         self._play: Play | None = None
@@ -162,21 +162,45 @@ class GatewayService:
         if not self._source.are_published(set().union(*(row.versions for row in batch))):
             self._drop(rows_by_group, "unpublished")
             return True
-        if not self._http.call(self._gateway.begin_batch(self._writer.upcoming, list(rows_by_group))):
-            return True
+        before = self._writer.upcoming
+        self._write_groups(groups, rows_by_group)
+        self._versions.count_as_one(self._writer.upcoming - before)
+        return True
+
+    def _write_groups(
+        self, groups: Sequence[SessionGroup], rows_by_group: Mapping[str, Sequence[Experience]]
+    ) -> None:
+        """Write groups, in several batches if one would be too large; drop one that alone is too large."""
+        names = [group.name for group in groups]
+        batch = [row for name in names for row in rows_by_group[name]]
+        if not self._http.call(self._gateway.begin_batch(self._writer.upcoming, names)):
+            return
         dropped, reward = self._gateway.sessions.dropped["equal"], self._file.explorer.reward
         try:
             path = self._writer.write(with_dropped(batch, dropped, reward))
         except UsageError as error:
-            _LOG.warning("batch_unusable", groups=list(rows_by_group), problem=str(error))
             self._http.call(self._gateway.give_up_batch())
-            self._drop(rows_by_group, "experience")
-            return True
+            self._divide(groups, rows_by_group, error)
+            return
         self._measure_room()
         self._measured(groups)
         self._equal_dropped = 0
-        self._record(path, batch, self._http.call(self._gateway.end_batch(list(rows_by_group))), groups)
-        return True
+        self._record(path, batch, self._http.call(self._gateway.end_batch(names)), groups)
+
+    def _divide(
+        self,
+        groups: Sequence[SessionGroup],
+        rows_by_group: Mapping[str, Sequence[Experience]],
+        error: UsageError,
+    ) -> None:
+        if len(groups) == 1:
+            _LOG.warning("group_unusable", group=groups[0].name, problem=str(error))
+            self._drop([groups[0].name], "experience")
+            return
+        warn_split(len(groups), error)
+        half = len(groups) // 2
+        for part in (groups[:half], groups[half:]):
+            self._write_groups(part, rows_by_group)
 
     def _drop_equal(self, groups: Sequence[SessionGroup]) -> bool:
         """Drop groups of equal rewards, as many as may be dropped for one batch; return whether any was."""
@@ -248,13 +272,8 @@ class GatewayService:
 
 def _tools(rollouts: Sequence[Experience]) -> dict[str, dict[str, float]]:
     """Return of each tool how often its time is known, and its mean in seconds."""
-    counts: dict[str, int] = {}
-    seconds: dict[str, float] = {}
-    for row in rollouts:
-        for name, (count, spent) in row.info.get("tools", {}).items():
-            if name in counts or len(counts) < MOST_TOOLS:
-                counts[name] = counts.get(name, 0) + count
-                seconds[name] = seconds.get(name, 0.0) + spent
+    times = added_times(item for row in rollouts for item in row.info.get("tools", {}).items())
     return {
-        name: {"calls": counts[name], "seconds": round(seconds[name] / counts[name], 6)} for name in counts
+        name: {"calls": count, "seconds": round(seconds / count, 6)}
+        for name, (count, seconds) in times.items()
     }

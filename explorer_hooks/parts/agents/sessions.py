@@ -218,6 +218,10 @@ class Sessions:
         if group is not None:
             group.touched_at = now
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"groups": len(self.groups), "sessions": len(self.by_id)}
+
     def knows(self, name: str) -> bool:
         return name in self.by_id or name in self.ended
 

@@ -77,11 +77,12 @@ def bench(file: JobFile, request: BenchRequest) -> list[BenchStep]:
             if stop():
                 hint = "give the same command again: what was measured stays"
                 raise TryAgainError(f"stopped at step {step}", path=file.job.dir, hint=hint)
-    if steps and not any(step.lines for step in steps):
-        first = steps[0]
-        raise CorruptDataError(
-            f"nothing could be measured; step {first.step} is {first.state}: {first.reason}"
+    if not any(step.lines for step in steps):
+        why = next(
+            (f"step {step.step} is {step.state}: {step.reason}" for step in steps),
+            "there is no step to measure",
         )
+        raise CorruptDataError(f"nothing could be measured; {why}", path=file.job.dir)
     return steps
 
 
@@ -110,7 +111,7 @@ class BenchRun:
         self._request, self._retries = request, followed.file.explorer.follow.retries
         client = followed.follower.client
         self._job = client.job
-        self._records = Records(own_path(self._job, client.identity or "", EVALUATIONS), self._job.disk)
+        self._records = Records.own(self._job, client.identity or "", EVALUATIONS)
         self._recorded = {} if request.again else known_lines(self._job)
 
     def steps(self) -> list[int]:

@@ -68,4 +68,4 @@ def _table(name: str, rows: Sequence[tuple[BenchStep, Line]]) -> Iterator[str]:
 def _shown(value: object) -> str:
     if isinstance(value, float) and not value.is_integer():
         return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"  # noqa: PLR2004 - four digits and more
-    return "-" if value is None else f"{value:g}" if isinstance(value, float | int) else str(value)
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from explorer_hooks.parts.evaluation.sets import figures_of, open_sets
@@ -34,15 +35,18 @@ class PromptEvaluator:
         return None
 
     def _groups(self, held_out: HeldOut) -> list[GroupResult] | None:
-        section, tokens = held_out.section, self._sampling.tokens
-        requests = [
-            GroupRequest(
-                tokens.encode(task.prompt), section.samples, held_out.max_tokens, section.temperature
-            )
-            for task in held_out.tasks
-        ]
-        with closing(self._sampling.generator.generate(requests)) as coming:
-            groups = [group for group in coming if group is not None]
+        section, requests = held_out.section, dict[int, GroupRequest]()
+        groups: list[GroupResult] = []
+        for number, task in enumerate(held_out.tasks):
+            try:
+                prompt = self._sampling.tokens.encode(task.prompt)
+            except ValueError as error:
+                groups.append(GroupResult(number, problem=str(error)))
+                continue
+            requests[number] = GroupRequest(prompt, section.samples, held_out.max_tokens, section.temperature)
+        numbers = list(requests)
+        with closing(self._sampling.generator.generate(list(requests.values()))) as coming:
+            groups += [replace(group, index=numbers[group.index]) for group in coming if group is not None]
         return None if self._sampling.stop() else sorted(groups, key=lambda group: group.index)
 
 

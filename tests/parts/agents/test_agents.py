@@ -66,7 +66,9 @@ def ask(text):
 KINDS = {
     "good": "print('hello'); print(json.dumps({'reward': len(ask(task['prompt'])), 'why': 'length'}))",
     "number": "ask('x'); print(0.5)",
+    "lines": "ask('x'); print('hi'); print(json.dumps({'reward': 0.25, 'why': 'a\u2028b'}, ensure_ascii=False))",
     "hangs": "ask('x'); time.sleep(600)",
+    "long": "ask('x'); print(json.dumps({'reward': 0.125, 'why': 'y' * 32_000}))",
     "floods": "ask('x'); sys.stdout.write('y' * (1 << 22)); sys.stderr.write('z' * (1 << 22)); print('\\n' + '1')",
     "garbage": "ask('x'); print('it went well')",
     "nan": "ask('x'); print('NaN')",
@@ -118,8 +120,11 @@ def played(
     return bed, agents.failure
 
 
+INFOS = {"good": {"why": "length"}, "lines": {"why": "a\u2028b"}, "long": {"why": "y" * 32_000}}
+
+
 @pytest.mark.parametrize(
-    ("kind", "reward"), [("good", 3.0), ("number", 0.5), ("floods", 1.0)], ids=["good", "number", "floods"]
+    ("kind", "reward"), [("good", 3.0), ("number", 0.5), ("floods", 1.0), ("lines", 0.25), ("long", 0.125)]
 )
 def test_a_command_plays_a_rollout_and_its_last_line_is_the_reward(tmp_path, kind, reward):
     bed, failure = played(tmp_path, player_of(KINDS[kind]), tasks=2, size=2)
@@ -127,7 +132,7 @@ def test_a_command_plays_a_rollout_and_its_last_line_is_the_reward(tmp_path, kin
     sessions = [one for group in bed.sessions.groups.values() for one in group.rollouts.values()]
     assert [(one.state, one.reward) for one in sessions] == [("rewarded", reward)] * 4
     assert set(bed.sessions.groups) == {"0.0", "0.1"}
-    assert sessions[0].info == ({"why": "length"} if kind == "good" else {})
+    assert sessions[0].info == INFOS.get(kind, {})
 
 
 def test_a_group_that_was_begun_is_played_although_the_trainer_needs_fewer_by_then(tmp_path):
@@ -385,16 +390,33 @@ def test_the_log_says_how_many_rollouts_have_ended_while_a_batch_is_played(tmp_p
 
 def test_a_stopped_explorer_kills_its_agents(tmp_path):
     stop = threading.Event()
-    player = player_of("open(task['prompt'], 'w').write(str(os.getpid())); time.sleep(600)", stop=stop.is_set)
+    thread, number = sleeping(tmp_path, player_of(SLEEPS, stop=stop.is_set))
+    stop.set()
+    thread.join(MINUTES)
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_an_explorer_that_ends_without_a_signal_kills_its_agents(tmp_path):
+    player = player_of("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLEEPS)
+    thread, number = sleeping(tmp_path, player)
+    player.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+    thread.join(MINUTES)
+
+
+SLEEPS = "open(task['prompt'], 'w').write(str(os.getpid())); time.sleep(600)"
+
+
+def sleeping(tmp_path, player):
+    """Return the thread in which a player plays one that sleeps, and the number of its process."""
     note = tmp_path / "pid"
     thread = threading.Thread(target=player.play, args=("http://127.0.0.1:9", "x", {"prompt": str(note)}))
     thread.start()
     while not note.exists() or not note.read_text():
         time.sleep(0.02)
-    stop.set()
-    thread.join(MINUTES)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+    return thread, int(note.read_text())
 
 
 def page_block(after):

@@ -26,6 +26,8 @@ from explorer_hooks.parts.agents.rows import experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, GroupDemand
 from syncd.errors import EngineDeadError, StorageError, TimedOutError, UsageError
+from syncd.experience import batch_paths, table
+from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 
@@ -258,6 +260,24 @@ def test_sessions_are_idempotent_the_first_reward_counts_and_a_later_attempt_aba
     bed.run(main)
 
 
+class WritingService:
+    """A service over a gateway that is served, and what writes its batches into a job."""
+
+    def __init__(self, bed, http, writer, groups, are_published=lambda _: True):
+        reward = SimpleNamespace(most_equal=0, equal_groups="keep")
+        explorer = SimpleNamespace(reward=reward, training_sets=())
+        data = SimpleNamespace(group_size=1)
+        file = SimpleNamespace(explorer_groups=groups, sync=None, explorer=explorer, data=data)
+        client = SimpleNamespace(describe=lambda *_, **__: None)
+        source = SimpleNamespace(unproven={}, are_published=are_published, client=client)
+        self.files_of_a_batch = []
+        versions = SimpleNamespace(room=lambda: 1, count_as_one=self.files_of_a_batch.append)
+        run = GatewayRun(writer, bed.journal, PlayedTasks())
+        followed = SimpleNamespace(file=file, source=source)
+        parts = followed, None, versions, GroupDemand(), writer, run, bed.gateway, http, lambda: False
+        self.write = GatewayService(GatewayParts(*parts))._write
+
+
 def test_a_group_that_a_driver_drops_while_its_batch_is_prepared_is_not_written(tmp_path):
     bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
     (tmp_path / "job").mkdir()
@@ -267,20 +287,38 @@ def test_a_group_that_a_driver_drops_while_its_batch_is_prepared_is_not_written(
             assert driver.post("/groups/g/drop")[1]["state"] == "driver"
             return True
 
-        reward = SimpleNamespace(most_equal=0, equal_groups="keep")
-        sections = {"explorer": SimpleNamespace(reward=reward), "data": SimpleNamespace(group_size=1)}
-        file = SimpleNamespace(explorer_groups=1, sync=None, **sections)
-        source = SimpleNamespace(unproven={}, are_published=are_published)
-        run = GatewayRun(writer, bed.journal, PlayedTasks())
-        parts = SimpleNamespace(file=file, source=source), None, None, GroupDemand(), writer, run
-        service = GatewayService(GatewayParts(*parts, bed.gateway, http, lambda: False))
+        service = WritingService(bed, http, writer, 1, are_published)
         session = driver.session("g", 0)
         driver.post(f"/s/{session['session']}/v1/chat/completions", {"messages": HELLO})
         driver.reward(session, 1.0)
-        assert service._write(1), "there was a group to look at"
-        assert not service._write(1)
+        assert service.write(1), "there was a group to look at"
+        assert not service.write(1)
         assert (writer.upcoming, bed.sessions.over) == (1, {"g": "driver"})
         assert (bed.gateway.dropped(), bed.sessions.pending) == ({"driver": 1}, {})
+
+
+def test_groups_that_make_a_batch_too_large_are_written_as_several_and_one_that_alone_does_is_dropped(
+    tmp_path, monkeypatch
+):
+    """A batch has two rows at most, and each history that is no other's continuation is a row."""
+    monkeypatch.setattr(table, "MAX_ROWS", 2)
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    (tmp_path / "job").mkdir()
+    with bed.serving() as (driver, http), ExperienceWriter(Job.at(str(tmp_path / "job")), "e0") as writer:
+        service = WritingService(bed, http, writer, 4)
+        for group, histories in (("a", 2), ("b", 1), ("c", 3), ("d", 1)):
+            session = driver.session(group, 0)
+            for number in range(histories):
+                history = {"messages": [then(f"number {number}")]}
+                driver.post(f"/s/{session['session']}/v1/chat/completions", history)
+            driver.reward(session, 1.0)
+        assert service.write(4)
+        paths = [batch_paths.batch(writer.job, "e0", number) for number in range(1, writer.upcoming)]
+        batches = [decode_batch(writer.job.disk.read(path, 1 << 20), path) for path in paths]
+        names = [[row.group.rpartition("/")[2] for row in batch] for batch in batches]
+        assert names == [["a", "a"], ["b"], ["d"]]
+        assert service.files_of_a_batch == [3]
+        assert (bed.gateway.dropped(), bed.sessions.pending) == ({"experience": 1}, {})
 
 
 def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):

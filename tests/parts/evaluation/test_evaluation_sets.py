@@ -10,6 +10,8 @@ from support.job_file import LEAST
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
+from explorer_hooks.parts.evaluation.bench import BenchStep
+from explorer_hooks.parts.evaluation.bench_report import tables
 from explorer_hooks.parts.evaluation.sets import TaskOutcome, best_at, figures_of, open_sets, pass_at
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.scoring import BuiltInScorer
@@ -45,6 +47,12 @@ def test_best_at_k_is_the_mean_best_reward_over_all_choices():
     for k in range(1, 6):
         choices = list(itertools.combinations(rewards, k))
         assert best_at(rewards, k) == pytest.approx(sum(map(max, choices)) / len(choices))
+
+
+def test_the_table_of_a_set_has_every_digit_of_a_count():
+    line = {"generation": 1, "step": 20, "reward": 0.25, "tokens": 1234567}
+    rows = list(tables([BenchStep(20, lines={"": line})], {"": EvaluationSet(tasks="t")}))
+    assert rows[2].split() == ["20", "1.20", "0.2500", "1234567"]
 
 
 def test_figures_are_means_over_the_tasks_whose_responses_all_have_rewards():

@@ -212,6 +212,7 @@ def test_it_prints_a_table_for_each_set(job, capsys):
     ("more", "code", "what"),
     [
         (["--steps", "ten"], 2, "neither all nor steps"),
+        (["--steps", "0", "--no-base"], 65, "nothing could be measured; there is no step to measure"),
         (["--set", "math"], 2, "no evaluation set is called 'math'"),
         (["--config", "none.toml"], 78, "cannot be read"),
         (["--explorer.evaluation.limit", "x"], 78, "is not a whole number"),
