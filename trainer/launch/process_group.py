@@ -12,7 +12,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed, for type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError, storage_error
+from syncd.errors import (
+    DOCS,
+    ConfigError,
+    SyncdError,
+    TimedOutError,
+    TryAgainError,
+    first_line,
+    storage_error,
+)
 from syncd.jobfile.model import JobFile
 from syncd.transports.ranks import RankGroup, Ranks
 from trainer.config import job_config
@@ -80,7 +88,7 @@ def _meet(rank_env: RankEnv, seconds: float) -> Store:
 
 def _not_met(rank_env: RankEnv, error: RuntimeError) -> SyncdError:
     where = f"{rank_env.master_addr}:{rank_env.master_port}"
-    reason = str(error).splitlines()[0]
+    reason = first_line(error)
     if "EADDRINUSE" in reason:
         return TryAgainError(
             f"rank 0 cannot listen at {where}: another process does", hint="MASTER_PORT=<a free port>"

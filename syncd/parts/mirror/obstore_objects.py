@@ -11,7 +11,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import from_url
 
-from syncd.errors import ConfigError, FencedError, StorageError, SyncdError
+from syncd.errors import ConfigError, FencedError, StorageError, SyncdError, first_line
 from syncd.parts.mirror.objects import Found, Listed
 from syncd.parts.mirror.profiles import read_profile
 
@@ -169,9 +169,7 @@ def open_store(address: str) -> Any:
     try:
         return from_url(address, **options)
     except (exceptions.BaseError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"it cannot be opened: {str(error).splitlines()[0][:_LONGEST]}", path=address
-        ) from error
+        raise ConfigError(f"it cannot be opened: {first_line(error)[:_LONGEST]}", path=address) from error
 
 
 def _client_options() -> dict[str, Any]:
