@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
@@ -191,10 +191,13 @@ class SaveFiles:
         path: str,
     ) -> tuple[int, str]:
         self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
-        if save.copy is not None:
-            save.copy.begin(name, layout.size)
-        note = self._note(save, path, name, layout.size)
-        with ShardWriter(path, layout, self._write_mode, self._writers, digest, save.copy, note) as shard:
+        with ExitStack() as closing:
+            if save.copy is not None:
+                closing.callback(save.copy.close)
+                save.copy.begin(name, layout.size)
+            note = self._note(save, path, name, layout.size)
+            writer = ShardWriter(path, layout, self._write_mode, self._writers, digest, save.copy, note)
+            shard = closing.enter_context(writer)
             put(shard)
             return shard.finish()
 

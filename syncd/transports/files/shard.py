@@ -167,7 +167,8 @@ class ShardDigest:
 class ShardWriter:
     """Writes the data of one new file in order, in pieces that begin at multiples of `ALIGN`.
 
-    `copy`, whose file is begun, gets the same bytes. `note` hears how many bytes, from the first on, are there.
+    `copy`, whose file the caller begins and closes, gets the same bytes. `note` hears how many bytes, from the first
+    on, are there.
     """
 
     def __init__(
@@ -196,8 +197,6 @@ class ShardWriter:
         for _, piece in self._pending:  # no thread may use the file or the memory any more
             piece.exception()
         self._file.close()
-        if self._copy is not None:
-            self._copy.close()
 
     def put(self, memory: torch.Tensor, start: int, length: int) -> None:
         """Write `length` bytes of data that begin at `start`; the memory is that long up to a multiple of `ALIGN`."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.cli import environment
 
+from syncd.errors import StorageError
 from syncd.parts.memory.send import SLACK, MemoryCopies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
@@ -155,6 +156,26 @@ def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):
         assert not held(memory, job, step)
     memory.close()
     assert os.listdir(little) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_save_for_which_the_disk_has_no_room_leaves_no_memory_in_use(little, memory, mode):
+    """A file that is open takes its memory after it was removed, too."""
+    with contextlib.closing(StepSaver(Job.at(little), 0, 1, mode=mode, dtype=None, timeout=60)) as saver:
+        for step in (1, 2):
+            with pytest.raises(StorageError, match="No space left"):
+                save(saver, memory, step, [])
+        assert copies_in(memory.memory_directory.directory) == ["1-save-1", "2-save-2"]
+        assert [path for path in opened() if "/model-" in path] == []
+
+
+def opened():
+    """Return what the descriptors of this process lead to."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
 
 
 def test_a_write_error_discards_the_copy_and_keeps_the_step(job, memory, saver, monkeypatch):
