@@ -22,6 +22,7 @@ from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
 from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.shard import (
+    BUFFERED,
     PIECE,
     THREADS,
     ShardDigest,
@@ -190,13 +191,15 @@ class SaveFiles:
         name: str,
         path: str,
     ) -> tuple[int, str]:
+        # While the disk is full no mode can be tried: then the next save tries them again.
         self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
+        mode = self._write_mode or BUFFERED
         with ExitStack() as closing:
             if save.copy is not None:
                 closing.callback(save.copy.close)
                 save.copy.begin(name, layout.size)
             note = self._note(save, path, name, layout.size)
-            writer = ShardWriter(path, layout, self._write_mode, self._writers, digest, save.copy, note)
+            writer = ShardWriter(path, layout, mode, self._writers, digest, save.copy, note)
             shard = closing.enter_context(writer)
             put(shard)
             return shard.finish()

@@ -88,8 +88,8 @@ class NewFile:
 
 def find_write_mode(
     directory: str, modes: Iterable[WriteMode] = WRITE_MODES, name: str = "probe"
-) -> WriteMode:
-    """Return the first mode in which a small file in this directory can be written.
+) -> WriteMode | None:
+    """Return the first mode in which a small file in this directory can be written, None if there is none now.
 
     The file is a temporary one of `name`: if this process dies first, it is removed when those of `name` are.
     """
@@ -98,7 +98,7 @@ def find_write_mode(
         with contextlib.suppress(OSError):
             _try(f"{directory}/{temporary_name(name)}", mode, probe.bytes)
             return mode
-    return BUFFERED
+    return None
 
 
 def _try(path: str, mode: WriteMode, content: torch.Tensor) -> None:
