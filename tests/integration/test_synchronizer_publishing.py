@@ -1,6 +1,7 @@
 """Steps that trainers publish, leases, and weights that are read back, over both kinds of synchronizer."""
 
 import contextlib
+import os
 import threading
 
 import numpy as np
@@ -50,6 +51,14 @@ def test_a_published_state_dict_round_trips(world, trainer, explorer):
     assert values(dict(explorer.get_model_state_dict_iterator())) == plain(state(3))
     assert sorted(explorer.get_state_dict_meta()) == [("b", "I64", (4,)), ("w", "F32", (2, 3))]
     assert world.explorer("e0").leases == ()
+
+
+def test_a_state_dict_that_cannot_be_written_leaves_no_attempt(world, trainer):
+    with pytest.raises(UsageError, match="its shape takes 8"):
+        trainer.publish(state(4) | {"w": ("F32", (2,), b"123")}, 4)
+    assert [name for name in os.listdir(world.job.root) if "global_step" in name] == []
+    write_step(world.job, 3)
+    assert trainer.publish_received() == 3
 
 
 PROBE = Probe(((5, 6, 7),), ((-0.5, -2.25),), "float32", "keep")
