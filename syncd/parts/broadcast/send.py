@@ -196,7 +196,7 @@ class BroadcastSender(WeightSender):
         deadline = Deadline(self._clock, timeout)
         agreed = {name: members[name] for name in asks}
         chosen = self._chosen(agreed)
-        kept = self._kept_group(asks, plan, chosen.backend)
+        kept = self._kept_group(agreed, plan, chosen.backend)
         group = kept or self._offer_group(control, agreed, plan, address, chosen)
         offer = group.offer
         assert self._client is not None
@@ -230,11 +230,13 @@ class BroadcastSender(WeightSender):
         has_failed = _members(members) in self._without_nccl
         return choose_backend(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
-    def _kept_group(self, asks: Mapping[str, int], plan: BucketPlan, backend: str) -> FormedGroup | None:
+    def _kept_group(
+        self, members: Mapping[str, Presence], plan: BucketPlan, backend: str
+    ) -> FormedGroup | None:
         """Return the group of the last broadcast if it serves for this one."""
         group = self._group
-        wanted = set(asks), plan.digest, backend
-        if group is None or (set(group.offer.members), group.plan.digest, group.offer.backend) != wanted:
+        wanted = _members(members), plan.digest, backend
+        if group is None or (self._group_members, group.plan.digest, group.offer.backend) != wanted:
             return None
         return group
 
