@@ -296,6 +296,8 @@ class BroadcastSender(WeightSender):
         try:
             if failed is not None:
                 control.end_round(failed, None)
+            else:
+                control.withdraw_agreement()
             control.drop_group()
         except SyncdError as worse:
             self._log.warning("broadcast_end_failed", step=step, reason=str(worse))

@@ -5,11 +5,16 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from structlog.testing import capture_logs
+from support.jobs import start, write_step
 
+from syncd.client.broadcast_control import BroadcastControl
 from syncd.client.client import Client
 from syncd.jobfile.sections import SyncSection
-from syncd.parts.broadcast.receive import BroadcastReceiver
+from syncd.parts.broadcast.receive import BACKEND, BroadcastReceiver
 from syncd.parts.broadcast.send import BroadcastSender
+from syncd.protocol.broadcast_round import Round
+from syncd.protocol.version import Version
 from syncd.transports.base import FILES, SendContext, WeightTensors, find_transport
 from syncd.transports.ranks import Ranks
 
@@ -98,3 +103,28 @@ def test_an_explorer_that_has_started_again_by_its_name_takes_part_in_the_next_b
     assert broadcast(2)
     second.end()
     assert second.parameters["w"].eq(2).all()
+
+
+def test_explorers_load_files_at_once_if_no_round_follows_an_agreement(sender, member, trainer):
+    """The trainer cannot listen on that address."""
+    broadcast, explorer = sender(ready_timeout=LONG, address="203.0.113.5"), member()
+    explorer.begin(0, timeout=30.0)
+    assert not broadcast(1)
+    write_step(trainer.job, 1)
+    trainer.publish(None, 1)
+    daemon, _, _ = start(trainer.job)
+    daemon.tick()
+    assert isinstance(explorer.end(), Version)
+
+
+def test_a_round_that_ends_before_its_group_is_read_is_given_up_at_once(trainer, member):
+    control, explorer = BroadcastControl(trainer), member()
+    control.take_part(BACKEND)
+    offer = control.offer_group("127.0.0.1", 9, [("w", "F32", SHAPE)], backend=BACKEND, bucket=1 << 20)
+    opened = Round(1, "save-1", 1, offer.epoch, "", 5.0, {"e0": 1})
+    control.open_round(opened)
+    control.end_round(opened, None)
+    control.drop_group()
+    with capture_logs() as logs:
+        assert explorer.receiver.receive(opened, LONG) is None
+    assert [line["reason"] for line in logs] == ["the trainer aborted the broadcast"]
