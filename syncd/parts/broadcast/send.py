@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 import structlog
@@ -67,7 +67,8 @@ class BroadcastSender(WeightSender):
         self._group_members: Members = frozenset()
         self._without_nccl: deque[Members] = deque(maxlen=_REMEMBERED)
         self._failures = self._skip = 0
-        self._late: set[str] = set()
+        self._late: dict[str, int] = {}  # by explorer, for how many syncs it is not waited for
+        self._times_late: dict[str, int] = {}  # in a row
         self._round: Round | None = None
         self._attempt = ""
         self._sent: Sent | None = None
@@ -189,9 +190,11 @@ class BroadcastSender(WeightSender):
         address = self._address(members)
         asks = control.agree(step, self._settings.ready_timeout, members=set(members))
         if not asks:
-            self._late = {name for name, presence in control.members(BACKEND).items() if not _asks(presence)}
-            self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
+            late = [name for name, presence in control.members(BACKEND).items() if not _asks(presence)]
+            self._note_late(name for name in late if name in members)
+            self._log.info("broadcast_postponed", step=step, late=sorted(late))
             return None
+        self._times_late = {name: times for name, times in self._times_late.items() if name not in asks}
         timeout = self._settings.broadcast_timeout
         deadline = Deadline(self._clock, timeout)
         agreed = {name: members[name] for name in asks}
@@ -210,10 +213,23 @@ class BroadcastSender(WeightSender):
         return _Begun(control, group, self._round, deadline)
 
     def _expected(self, control: BroadcastControl) -> dict[str, Presence]:
-        """Return the explorers to wait for: without those that were late, until they ask."""
+        """Return the explorers to wait for: without those that were late, until they ask.
+
+        Some ask only while the trainer waits for them. So it waits for them again, ever more rarely.
+        """
         living = control.members(BACKEND)
-        self._late = {name for name in self._late if name in living and not _asks(living[name])}
+        self._times_late = {name: times for name, times in self._times_late.items() if name in living}
+        self._late = {
+            name: rest - 1
+            for name, rest in self._late.items()
+            if rest and name in living and not _asks(living[name])
+        }
         return {name: presence for name, presence in living.items() if name not in self._late}
+
+    def _note_late(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._times_late[name] = self._times_late.get(name, 0) + 1
+            self._late[name] = _skipped_after(self._times_late[name] + 1)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._settings.address:
@@ -285,7 +301,7 @@ class BroadcastSender(WeightSender):
     def _fail(self, control: BroadcastControl, step: int, error: BaseException) -> None:
         """Abort the group, tell its members, and skip the next broadcasts."""
         self._failures += 1
-        self._skip = min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
+        self._skip = _skipped_after(self._failures)
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
         self._log.warning("broadcast_failed", step=step, reason=reason, skipped_next=self._skip)
         if self._group is not None and self._group.offer.backend == NCCL:
@@ -310,6 +326,11 @@ class BroadcastSender(WeightSender):
 
 def _asks(explorer: Presence) -> bool:
     return explorer.status is RunningStatus.REQUIRE_SYNC
+
+
+def _skipped_after(times: int) -> int:
+    """Return how many syncs go through files alone after something has failed so many times in a row."""
+    return min((1 << (times - 1)) - 1, MOST_SKIPPED)
 
 
 def _members(members: Mapping[str, Presence]) -> Members:

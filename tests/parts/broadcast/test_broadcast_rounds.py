@@ -14,6 +14,7 @@ from syncd.jobfile.sections import SyncSection
 from syncd.parts.broadcast.receive import BACKEND, BroadcastReceiver
 from syncd.parts.broadcast.send import BroadcastSender
 from syncd.protocol.broadcast_round import Round
+from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.version import Version
 from syncd.transports.base import FILES, SendContext, WeightTensors, find_transport
 from syncd.transports.ranks import Ranks
@@ -103,6 +104,32 @@ def test_an_explorer_that_has_started_again_by_its_name_takes_part_in_the_next_b
     assert broadcast(2)
     second.end()
     assert second.parameters["w"].eq(2).all()
+
+
+def test_an_explorer_that_asks_only_while_it_is_waited_for_takes_part_again_after_it_was_late(sender, member):
+    broadcast, late = sender(ready_timeout=1.0), member()
+    assert not broadcast(1)
+    late.begin(0, only_if_wanted=True)
+    assert any(broadcast(step) for step in range(2, 40))
+    assert isinstance(late.end(), WeightTensors)
+
+
+def test_an_explorer_that_is_late_is_waited_for_again_ever_more_rarely(trainer):
+    class Control:
+        """Says that one explorer asks and another one does not; nobody agrees on anything."""
+
+        def members(self, _):
+            statuses = {"ready": RunningStatus.REQUIRE_SYNC, "late": RunningStatus.RUNNING}
+            return {name: Presence(name, status) for name, status in statuses.items()}
+
+        def agree(self, *_, members):
+            waited.append("late" in members)
+
+    waited, settings = [], SyncSection(address="127.0.0.1")
+    sender = BroadcastSender(SendContext(trainer.job, Ranks(), settings, client=trainer), None)
+    for step in range(12):
+        sender._open_round(Control(), step, f"save-{step}", None, None)
+    assert waited == [True, False, True, *[False] * 3, True, *[False] * 5]
 
 
 def test_explorers_load_files_at_once_if_no_round_follows_an_agreement(sender, member, trainer):
