@@ -11,7 +11,7 @@ from support.foreign_jobs import archive
 from support.jobs import shard_bytes, steps_of, write_step
 from support.synchronizers import LONG, eventually, stays
 
-from syncd.client.state_dict import foreign_shards, iterate_foreign_state
+from syncd.client.state_dict import StateFile, foreign_shards, iterate_state
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.probe import Probe
@@ -378,7 +378,7 @@ def test_a_foreign_step_that_is_written_again_while_it_is_read_is_never_mixed(wo
         f"model-0000{number}-of-00002.safetensors": shard_bytes({f"t{number}": (4,)}) for number in (1, 2)
     }
     place, disk = _foreign_step(world, 2, files), world.job.disk
-    tensors = iterate_foreign_state(disk, foreign_shards(disk, place))
+    tensors = iterate_state([StateFile(disk, path) for path in foreign_shards(disk, place)])
     next(tensors)
     disk.replace(f"{place}/model-00002-of-00002.safetensors", shard_bytes({"t2": (4,)}))
     with pytest.raises(TryAgainError, match="written again"):
