@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
 
+from syncd.errors import StorageError
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.delta import ENCODING, DeltaTable, Target
 from syncd.protocol.digest import digest_bytes
@@ -82,6 +83,8 @@ class SaveFiles:
         self._encoders = ThreadPoolExecutor(THREADS + 1, "save-encode")
         self.times = ShareTimes()
         """What was measured last."""
+        self.why_no_changes = ""
+        """Why this host could not hold the last changes, empty if it could."""
 
     def close(self) -> None:
         self._writers.shutdown()
@@ -256,7 +259,12 @@ class SaveFiles:
         target, size = self._target(share), layout.data_size
         old, new = view(before.data[:size]), view(share.data[:size])
         encode = resolve_name(_ENCODE)
-        container = encode(target, layout.header, old, new, self._number, self._encoders)
+        try:
+            container = encode(target, layout.header, old, new, self._number, self._encoders)
+        except (StorageError, OSError) as error:
+            self.why_no_changes = str(error)
+            raise
+        self.why_no_changes = ""
         return EncodedShare(container, self._clock.monotonic() - begun)
 
     def _write_container(
