@@ -203,9 +203,8 @@ class SaveFiles:
                 save.copy.begin(name, layout.size)
             note = self._note(save, path, name, layout.size)
             writer = ShardWriter(path, layout, mode, self._writers, digest, save.copy, note)
-            shard = closing.enter_context(writer)
-            put(shard)
-            return shard.finish()
+            put(closing.enter_context(writer))
+            return writer.finish()
 
     def _note(self, save: StepSave, path: str, name: str, size: int) -> Callable[[int], None]:
         """Return what hears how far a file is; nobody where few bytes of it are read: of an adapter, or changes."""
@@ -258,9 +257,8 @@ class SaveFiles:
         begun, layout = self._clock.monotonic(), share.layout
         target, size = self._target(share), layout.data_size
         old, new = view(before.data[:size]), view(share.data[:size])
-        encode = resolve_name(_ENCODE)
         try:
-            container = encode(target, layout.header, old, new, self._number, self._encoders)
+            container = resolve_name(_ENCODE)(target, layout.header, old, new, self._number, self._encoders)
         except (StorageError, OSError) as error:
             self.why_no_changes = str(error)
             raise
