@@ -7,7 +7,6 @@ reads. `Synchronizer` blocks the calling thread; `AsyncSynchronizer` has the sam
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 from syncd.client.aio import AsyncClient, run
@@ -17,15 +16,13 @@ from syncd.client.client import Client, ClientOptions, Role, guarded
 from syncd.client.follow import Leased
 from syncd.client.own_presence import OwnPresence
 from syncd.client.state_dict import (
+    StateFile,
     TensorData,
     foreign_shards,
-    iterate_foreign_state,
     iterate_state,
     list_tensors,
-    read_foreign_headers,
-    read_foreign_state,
-    read_headers,
     read_state,
+    state_files,
 )
 from syncd.client.sync_policy import (
     SyncMethod,
@@ -36,14 +33,11 @@ from syncd.client.sync_policy import (
 )
 from syncd.client.wait import Poller
 from syncd.errors import CorruptDataError, TryAgainError, UsageError
-from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.disk import MISSING
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.manifest import Manifest
 from syncd.protocol.presence import TTL, RunningStatus
 from syncd.protocol.rendezvous import Offer, TensorInfo
-from syncd.protocol.safetensors import Header
-from syncd.protocol.step import NATIVE
 from syncd.protocol.version import Version
 from syncd.transports.files.leased_directory import HeldDirectory, LoadTimings
 from syncd.transports.files.receive import FilesReceiver
@@ -223,7 +217,7 @@ class Synchronizer(Client):
             return None, 0
         if version.kind == "remote":
             return version.path, version.step
-        return self._read(lambda leased: (self._state(leased), leased.version.step))
+        return self._read(lambda leased: (self._read_files(read_state, leased), leased.version.step))
 
     def get_model_state_dict_iterator(self) -> Generator[tuple[str, TensorData], None, None]:
         """Yield the published weights tensor by tensor; the step stays leased until this ends or is closed.
@@ -234,12 +228,8 @@ class Synchronizer(Client):
         version = self.latest_version()
         if version is None or version.kind == "remote":
             return
-        with self._held(version) as leased:
-            if leased.version.layout != NATIVE:
-                yield from iterate_foreign_state(self.job.disk, self._foreign(leased))
-            else:
-                with self._native(leased) as native:
-                    yield from iterate_state(*native)
+        with self._held(version) as leased, self._files(leased) as files:
+            yield from iterate_state(files)
 
     @guarded
     def get_state_dict_meta(self) -> list[TensorInfo]:
@@ -247,7 +237,7 @@ class Synchronizer(Client):
         version = self.latest_version()
         if version is None or version.kind == "remote":
             return []
-        return self._read(lambda leased: list_tensors(self._headers(leased)))
+        return self._read(lambda leased: self._read_files(list_tensors, leased))
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -371,43 +361,33 @@ class Synchronizer(Client):
             with self.lease(version) as leased:
                 yield leased
 
-    def _state(self, leased: Leased) -> Mapping[str, TensorData]:
-        if leased.version.layout != NATIVE:
-            return read_foreign_state(self.job.disk, self._foreign(leased))
-        with self._native(leased) as native:
-            return read_state(*native)
-
-    def _headers(self, leased: Leased) -> list[Header]:
-        if leased.version.layout != NATIVE:
-            return read_foreign_headers(self.job.disk, self._foreign(leased))
-        with self._native(leased) as native:
-            return read_headers(*native)
-
-    def _foreign(self, leased: Leased) -> list[str]:
-        paths = foreign_shards(self.job.disk, leased.path)
-        if not paths:
-            step, layout = leased.version.step, leased.version.layout
-            hint = f"trainer republish {self.job.root} --to DIR"
-            raise UsageError(
-                f"step {step} of layout {layout} has no safetensors", path=leased.path, hint=hint
-            )
-        return paths
+    def _read_files(self, read: Callable[[Sequence[StateFile]], T], leased: Leased) -> T:
+        with self._files(leased) as files:
+            return read(files)
 
     @contextlib.contextmanager
-    def _native(self, leased: Leased) -> Iterator[tuple[Disk, str, Manifest]]:
-        """Yield disk, directory and manifest of a step whose tensors can be read; of a delta, of what it makes."""
-        manifest = leased.manifest
-        assert manifest is not None
-        if manifest.kind != "delta":
-            yield self.job.disk, self.job.step(leased.version.step), manifest
-            return
-        with contextlib.closing(self._make_whole(leased)) as held:
-            shards = held.directory.shards
-            yield (
-                LocalDisk(),
-                held.directory.path,
-                replace(manifest, kind="weights", delta=None, shards=shards),
+    def _files(self, leased: Leased) -> Iterator[Sequence[StateFile]]:
+        """Yield the safetensors files of a version; of a delta, those that it makes."""
+        version, manifest = leased.version, leased.manifest
+        if manifest is None:
+            yield self._foreign(leased)
+        elif manifest.kind == "delta":
+            with contextlib.closing(self._make_whole(leased)) as held:
+                yield state_files(LocalDisk(), held.directory.path, held.directory.shards)
+        else:
+            yield state_files(self.job.disk, self.job.step(version.step), manifest.shards)
+
+    def _foreign(self, leased: Leased) -> list[StateFile]:
+        disk, version = self.job.disk, leased.version
+        paths = foreign_shards(disk, leased.path)
+        if not paths:
+            hint = f"trainer republish {self.job.root} --to DIR"
+            raise UsageError(
+                f"step {version.step} of layout {version.layout} has no safetensors",
+                path=leased.path,
+                hint=hint,
             )
+        return [StateFile(disk, path) for path in paths]
 
     def _make_whole(self, leased: Leased) -> HeldDirectory:
         self._receiver = self._receiver or FilesReceiver(self)

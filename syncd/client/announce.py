@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from syncd.client.own_presence import OwnPresence
@@ -131,22 +131,28 @@ class StepAnnouncer:
     def _write(self, step: int, state: Mapping[str, Any], probe: Probe | None) -> None:
         if not state:
             raise UsageError(f"the state dict of step {step} holds no tensor", path=self._job.step(step))
-        writer = self._begin(step)
-        shard = writer.write(f"{ACTOR}/{shard_name(1, 1)}", encode_state(state), tensors=len(state))
-        writer.receipt(1, [shard], probe=probe)
-        writer.seal()
+        with self._attempt(step) as writer:
+            shard = writer.write(f"{ACTOR}/{shard_name(1, 1)}", encode_state(state), tensors=len(state))
+            writer.receipt(1, [shard], probe=probe)
+            writer.seal()
 
     def _write_remote(self, step: int, uri: str, probe: Probe | None) -> None:
         if problem := uri_problem(uri):
             raise UsageError(problem, hint="a URI such as tinker://run/weights/7, or an absolute path")
-        writer = self._begin(step)
-        writer.receipt(1, [], probe=probe)
-        writer.seal(kind="remote", uri=uri)
+        with self._attempt(step) as writer:
+            writer.receipt(1, [], probe=probe)
+            writer.seal(kind="remote", uri=uri)
 
-    def _begin(self, step: int) -> StepWriter:
+    @contextlib.contextmanager
+    def _attempt(self, step: int) -> Iterator[StepWriter]:
+        """Yield the one writer of a step; if the block fails, nothing of what it has written stays."""
         writer = StepWriter(self._job, step, 1, uuid.uuid4().hex, self._poller.clock, fence=self._fence)
         writer.begin()
-        return writer
+        try:
+            yield writer
+        except BaseException:
+            writer.discard()
+            raise
 
     def _announce(self, step: int, *, rewind: bool) -> int:
         with self._announcing:

@@ -115,6 +115,12 @@ class BroadcastControl(BroadcastSide):
         return asks
 
     @guarded
+    def withdraw_agreement(self) -> None:
+        """Have nobody wait for the round of the agreement that was recorded last: there will be none."""
+        own = self._client.own("trainer", "an agreement")
+        own.try_change(info={key: value for key, value in own.info.items() if key != AGREED})
+
+    @guarded
     def offer_group(
         self,
         address: str,

@@ -12,7 +12,7 @@ from syncd.client.broadcast_control import WEIGHTS, BroadcastSide
 from syncd.client.client import guarded
 from syncd.client.follow import has_caught_up
 from syncd.client.sync_policy import NOTHING
-from syncd.errors import TimedOutError
+from syncd.errors import TimedOutError, TryAgainError
 from syncd.protocol.broadcast_round import (
     COMMITTED,
     FAILED,
@@ -80,10 +80,14 @@ class BroadcastMembership(BroadcastSide):
         return self._late_round(asked) or weights
 
     @guarded
-    def join_group(self, timeout: float | None = None) -> Offer:
-        """Wait until a living trainer offers a group to this explorer, and join it."""
+    def join_group(self, timeout: float | None = None, opened: Round | None = None) -> Offer:
+        """Wait until a living trainer offers a group to this explorer, and join it; `opened` is the round it is for.
+
+        Raises:
+            TryAgainError: The trainer has ended that round.
+        """
         what = "waiting for the trainer to offer a group"
-        offer = self._client.poller.until(self.offered, what, timeout)
+        offer = self._client.poller.until(lambda: self._offered_for(opened), what, timeout)
         self._post(offer.epoch, "joined")
         self._offer = offer
         return offer
@@ -164,6 +168,12 @@ class BroadcastMembership(BroadcastSide):
             ),
             None,
         )
+
+    def _offered_for(self, opened: Round | None) -> Offer | None:
+        offer = self.offered()
+        if offer is None and opened is not None and not self.is_open(opened):
+            raise TryAgainError("the trainer aborted the broadcast")
+        return offer
 
     def _decision(self, asked: int) -> tuple[int | None] | None:
         """Return the agreed step, (None,) if the trainer is gone, None while neither is known."""

@@ -14,7 +14,6 @@ from syncd.errors import CorruptDataError, TryAgainError, UsageError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import Disk, FileStat
-from syncd.protocol.manifest import Manifest
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import (
@@ -72,27 +71,25 @@ def encode_state(state: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
         yield data
 
 
-def read_state(disk: Disk, step_path: str, manifest: Manifest) -> dict[str, TensorData]:
-    """Return the tensors of a step, every byte of them checked against the manifest."""
-    return _tensors(
-        (f"{step_path}/{record.name}", _checked(disk, step_path, record)) for record in manifest.shards
-    )
+class StateFile(NamedTuple):
+    """One safetensors file of a step."""
+
+    disk: Disk
+    path: str
+    # What the manifest says of it; None of what another framework wrote: only headers and lengths are checked then.
+    record: FileRecord | None = None
 
 
-def _checked(disk: Disk, step_path: str, record: FileRecord) -> bytearray:
-    whole, end = bytearray(record.size), 0
-    for piece in record_chunks(disk, f"{step_path}/{record.name}", record):
-        whole[end : end + len(piece)] = piece
-        end += len(piece)
-    return whole
+def state_files(disk: Disk, step_path: str, records: Iterable[FileRecord]) -> list[StateFile]:
+    return [StateFile(disk, f"{step_path}/{record.name}", record) for record in records]
 
 
-def _tensors(files: Iterable[tuple[str, bytes | bytearray]]) -> dict[str, TensorData]:
-    """Return the tensors of files, of which path and content are given; each tensor is in one of them only."""
+def read_state(files: Sequence[StateFile]) -> dict[str, TensorData]:
+    """Return the tensors of a step, every byte of them checked against its records."""
     tensors, headers = dict[str, TensorData](), []
-    for path, content in files:
-        data = memoryview(content).toreadonly()
-        header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), path)
+    for file in files:
+        data = _content(file)
+        header = parse_header(bytes(data[: 8 + int.from_bytes(data[:8], "little")]), len(data), file.path)
         headers.append(header)
         for name, tensor in header.tensors.items():
             begin, end = header.data_offset + tensor.start, header.data_offset + tensor.end
@@ -101,16 +98,26 @@ def _tensors(files: Iterable[tuple[str, bytes | bytearray]]) -> dict[str, Tensor
     return tensors
 
 
-def iterate_state(disk: Disk, step_path: str, manifest: Manifest) -> Iterator[tuple[str, TensorData]]:
-    """Yield the tensors of a step one by one, after every byte was checked against the manifest."""
-    for record in manifest.shards:
-        for _ in record_chunks(disk, f"{step_path}/{record.name}", record):
+def iterate_state(files: Sequence[StateFile]) -> Iterator[tuple[str, TensorData]]:
+    """Yield the tensors of a step one by one, after every byte was checked against its records."""
+    for file in files:
+        for _ in record_chunks(file.disk, file.path, file.record) if file.record else ():
             pass
-    for record, header in zip(manifest.shards, read_headers(disk, step_path, manifest), strict=True):
+    headers = _headers(files)
+    before = [None if file.record else file.disk.stat(file.path) for file in files]
+    for file, header, stat in zip(files, headers, before, strict=True):
         for name, tensor in header.tensors.items():
             offset, length = header.data_offset + tensor.start, tensor.end - tensor.start
-            data = disk.read_at(f"{step_path}/{record.name}", offset, length)
+            data = file.disk.read_at(file.path, offset, length)
+            if stat is not None:
+                _require_same(file, stat)
             yield name, TensorData(tensor.dtype, tensor.shape, data)
+
+
+def list_tensors(files: Sequence[StateFile]) -> list[TensorInfo]:
+    """Return name, dtype and shape of each tensor, in the order of the files."""
+    tensors = [tensor for header in _headers(files) for tensor in header.tensors.values()]
+    return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
 
 
 def foreign_shards(disk: Disk, directory: str) -> list[str]:
@@ -134,52 +141,29 @@ def _indexed(disk: Disk, path: str) -> set[str]:
     return names
 
 
-def read_foreign_state(disk: Disk, paths: Sequence[str]) -> dict[str, TensorData]:
-    """Return the tensors of files that have no manifest; headers and lengths are checked, there are no digests."""
-    return _tensors((path, _settled(disk, path)) for path in paths)
+def _content(file: StateFile) -> memoryview:
+    if file.record is None:
+        before = file.disk.stat(file.path)
+        content = b"".join(chunks(file.disk, file.path))
+        _require_same(file, before)
+        return memoryview(content)
+    whole, end = bytearray(file.record.size), 0
+    for piece in record_chunks(file.disk, file.path, file.record):
+        whole[end : end + len(piece)] = piece
+        end += len(piece)
+    return memoryview(whole).toreadonly()
 
 
-def _settled(disk: Disk, path: str) -> bytes:
-    before = disk.stat(path)
-    data = b"".join(chunks(disk, path))
-    _require_same(disk, path, before)
-    return data
+def _require_same(file: StateFile, before: FileStat) -> None:
+    if file.disk.stat(file.path) != before:
+        raise TryAgainError("the file was written again while it was read", path=file.path)
 
 
-def iterate_foreign_state(disk: Disk, paths: Sequence[str]) -> Iterator[tuple[str, TensorData]]:
-    """Yield the tensors of files that have no manifest one by one; see `read_foreign_state`."""
-    headers = read_foreign_headers(disk, paths)
-    before = [disk.stat(path) for path in paths]
-    for path, header, stat in zip(paths, headers, before, strict=True):
-        for name, tensor in header.tensors.items():
-            data = disk.read_at(path, header.data_offset + tensor.start, tensor.end - tensor.start)
-            _require_same(disk, path, stat)
-            yield name, TensorData(tensor.dtype, tensor.shape, data)
-
-
-def read_foreign_headers(disk: Disk, paths: Sequence[str]) -> list[Header]:
-    """Return the headers of files that have no manifest; each tensor is in one of them only."""
-    headers = [read_weights_header(disk, path) for path in paths]
+def _headers(files: Sequence[StateFile]) -> list[Header]:
+    """Return the headers of the files of a step; each tensor is in one of them only."""
+    headers = [read_weights_header(file.disk, file.path) for file in files]
     signature(headers)
     return headers
-
-
-def _require_same(disk: Disk, path: str, before: FileStat) -> None:
-    if disk.stat(path) != before:
-        raise TryAgainError("the file was written again while it was read", path=path)
-
-
-def read_headers(disk: Disk, step_path: str, manifest: Manifest) -> list[Header]:
-    """Return the headers of a step's shards; each tensor is in one of them only."""
-    headers = [read_weights_header(disk, f"{step_path}/{record.name}") for record in manifest.shards]
-    signature(headers)
-    return headers
-
-
-def list_tensors(headers: Sequence[Header]) -> list[TensorInfo]:
-    """Return name, dtype and shape of each tensor, in the order of the files."""
-    tensors = [tensor for header in headers for tensor in header.tensors.values()]
-    return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
 
 
 def _unencoded(name: str, value: Any) -> _Unencoded:

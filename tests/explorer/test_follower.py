@@ -452,6 +452,28 @@ def test_foreign_safetensors_steps_are_loaded(scene, tmp_path):
     assert (target.path, target.shards, set(target.tensors)) == (scene.payload(1), (), {"w"})
 
 
+def test_a_follower_that_starts_beside_a_running_engine_can_go_back_to_a_foreign_step(scene):
+    applied(scene.follow(), foreign(scene, 1))
+    again = scene.follow("e1", retries=0)
+    assert again.applied == (1, 1)
+    foreign(scene, 2)
+    scene.engine.fails["load"] = 1
+    assert again.turn(LONG).kind == "failed"
+    assert scene.hook.aborted[-1].path == scene.payload(1)
+    assert scene.engine.weights == digest_of(scene.payload(1))
+
+
+def foreign(scene, step):
+    """Publish a step as another framework writes it, and return it."""
+    os.makedirs(scene.payload(step))
+    with open(f"{scene.payload(step)}/model.safetensors", "wb") as file:
+        file.write(shard_bytes({"w": (2, 2)}, step))
+    with open(scene.job.marker, "w") as file:
+        file.write(str(step))
+    scene.tick()
+    return step
+
+
 # --- what fails in the engine -----------------------------------------------------------------------------------
 
 

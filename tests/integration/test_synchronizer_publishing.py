@@ -1,6 +1,7 @@
 """Steps that trainers publish, leases, and weights that are read back, over both kinds of synchronizer."""
 
 import contextlib
+import os
 import threading
 
 import numpy as np
@@ -10,7 +11,7 @@ from support.foreign_jobs import archive
 from support.jobs import shard_bytes, steps_of, write_step
 from support.synchronizers import LONG, eventually, stays
 
-from syncd.client.state_dict import foreign_shards, iterate_foreign_state
+from syncd.client.state_dict import StateFile, foreign_shards, iterate_state
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.probe import Probe
@@ -50,6 +51,14 @@ def test_a_published_state_dict_round_trips(world, trainer, explorer):
     assert values(dict(explorer.get_model_state_dict_iterator())) == plain(state(3))
     assert sorted(explorer.get_state_dict_meta()) == [("b", "I64", (4,)), ("w", "F32", (2, 3))]
     assert world.explorer("e0").leases == ()
+
+
+def test_a_state_dict_that_cannot_be_written_leaves_no_attempt(world, trainer):
+    with pytest.raises(UsageError, match="its shape takes 8"):
+        trainer.publish(state(4) | {"w": ("F32", (2,), b"123")}, 4)
+    assert [name for name in os.listdir(world.job.root) if "global_step" in name] == []
+    write_step(world.job, 3)
+    assert trainer.publish_received() == 3
 
 
 PROBE = Probe(((5, 6, 7),), ((-0.5, -2.25),), "float32", "keep")
@@ -369,7 +378,7 @@ def test_a_foreign_step_that_is_written_again_while_it_is_read_is_never_mixed(wo
         f"model-0000{number}-of-00002.safetensors": shard_bytes({f"t{number}": (4,)}) for number in (1, 2)
     }
     place, disk = _foreign_step(world, 2, files), world.job.disk
-    tensors = iterate_foreign_state(disk, foreign_shards(disk, place))
+    tensors = iterate_state([StateFile(disk, path) for path in foreign_shards(disk, place)])
     next(tensors)
     disk.replace(f"{place}/model-00002-of-00002.safetensors", shard_bytes({"t2": (4,)}))
     with pytest.raises(TryAgainError, match="written again"):

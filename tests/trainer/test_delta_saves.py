@@ -1,5 +1,7 @@
 """Steps that the trainer stores as deltas are, bit for bit, what whole saves of the same weights are."""
 
+import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -31,6 +33,7 @@ from syncd.protocol.writer import StepWriter  # noqa: E402
 from syncd.transports.base import StepContent  # noqa: E402
 from syncd.transports.files.memory_copy import MemoryCopy  # noqa: E402
 from syncd.transports.host_memory import HostMemory  # noqa: E402
+from syncd.transports.measured import AGAIN  # noqa: E402
 from trainer.checkpoints import begin_training, complete, latest_hf_directory  # noqa: E402
 
 
@@ -239,6 +242,30 @@ def test_a_save_need_not_wait_for_the_one_before(trainer, tmp_path):
     for step in (4, 5):
         assert form_of(job, step) == "delta"
         assert_same(str(tmp_path), step, str(tmp_path))
+
+
+def test_changes_for_which_the_host_has_no_room_fail_one_save_and_are_tried_again_later(
+    tmp_path, monkeypatch
+):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    weights, last = Weights(), 2 + AGAIN
+    with contextlib.closing(DeltaTrainer(str(tmp_path), sync={"delta": "auto"})) as trainer:
+        explorer(trainer.job, "reader", READS_DELTA)
+        trainer.store(1, weights.tensors.items)
+        with monkeypatch.context() as host:
+            host.setattr("syncd.transports.delta.container.STREAMS_IN_MEMORY", 1)
+            host.setattr("tempfile.TemporaryFile", full)
+            with pytest.raises(StorageError, match="no temporary file"):
+                trainer.store(2, weights.train().tensors.items)
+            with capture_logs() as logs:
+                trainer.store(3, weights.train().tensors.items)
+        assert "no temporary file" in logs[0]["why"]
+        for step in range(4, last + 2):
+            trainer.store(step, weights.train().tensors.items)
+        forms = [form_of(trainer.job, step) for step in range(3, last + 2)]
+    assert forms == ["whole"] * AGAIN + ["shortcut"]
 
 
 def test_deltas_wait_for_a_daemon_that_publishes_them(trainer, tmp_path):

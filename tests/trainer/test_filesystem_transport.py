@@ -1,5 +1,6 @@
 """One contract for both modes and all ways of writing: what is saved is a whole step that loads as it is."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -458,5 +459,26 @@ class TestProbe:
         assert find_write_mode(str(tmp_path)) in (UNCACHED, BUFFERED)
         assert not os.listdir(tmp_path)
 
-    def test_buffered_mode_is_used_if_no_mode_can_be_probed(self, tmp_path):
-        assert find_write_mode(str(tmp_path / "missing")) is BUFFERED
+    def test_a_disk_that_was_full_at_the_first_save_is_written_as_others_are_once_it_has_room(
+        self, job, mode, monkeypatch
+    ):
+        best, modes = find_write_mode(job.root), []
+        if best is BUFFERED:
+            pytest.skip("this mount takes ordinary writes alone")
+
+        class WatchedFile(NewFile):
+            def __init__(self, path, size, mode):
+                modes.append(mode)
+                super().__init__(path, size, mode)
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(shard_module, "NewFile", WatchedFile)
+        with contextlib.closing(StepSaver(job, 0, 1, mode=mode)) as saver:
+            with monkeypatch.context() as disk:
+                disk.setattr(shard_module, "_allocate", full)
+                with pytest.raises(StorageError, match="No space left"):
+                    save(saver, 1, odd_tensors())
+            save(saver, 2, odd_tensors())
+        assert modes[-1] is best

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from syncd.client.state_dict import encode_state, iterate_state, read_state
+from syncd.client.state_dict import encode_state, iterate_state, read_state, state_files
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.layout import Job
 from syncd.protocol.safetensors import ALIGN, parse_header
@@ -156,20 +156,24 @@ def step(tmp_path):
     return job, writer.seal()
 
 
+def files_of(job, manifest):
+    return state_files(job.disk, job.step(1), manifest.shards)
+
+
 def test_a_step_is_read_back_from_all_its_shards(step):
     job, manifest = step
-    whole = read_state(job.disk, job.step(1), manifest)
+    whole = read_state(files_of(job, manifest))
     assert {name: (t.dtype, t.shape) for name, t in whole.items()} == {
         "t1": ("F32", (3,)), "u1": ("I8", ()), "t2": ("F32", (3,)), "u2": ("I8", ())
     }  # fmt: skip
     assert bytes(whole["t2"].data) == np.full(3, 2, np.float32).tobytes()
-    one_by_one = dict(iterate_state(job.disk, job.step(1), manifest))
+    one_by_one = dict(iterate_state(files_of(job, manifest)))
     assert {name: bytes(t.data) for name, t in one_by_one.items()} == {
         name: bytes(t.data) for name, t in whole.items()
     }
 
 
-@pytest.mark.parametrize("read", [read_state, lambda *args: dict(iterate_state(*args))])
+@pytest.mark.parametrize("read", [read_state, lambda files: dict(iterate_state(files))])
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow"])
 def test_a_damaged_shard_is_refused_by_its_digest(step, read, damage):
     job, manifest = step
@@ -179,7 +183,7 @@ def test_a_damaged_shard_is_refused_by_its_digest(step, read, damage):
         data[-1] ^= 1
     job.disk.replace(path, bytes(data[:-1] if damage == "cut" else data + b"x" if damage == "grow" else data))
     with pytest.raises(CorruptDataError, match="digest"):
-        read(job.disk, job.step(1), manifest)
+        read(files_of(job, manifest))
 
 
 def test_no_tensor_is_yielded_before_all_shards_are_checked(step):
@@ -189,7 +193,7 @@ def test_no_tensor_is_yielded_before_all_shards_are_checked(step):
     data[-1] ^= 1
     job.disk.replace(path, bytes(data))
     with pytest.raises(CorruptDataError):
-        next(iterate_state(job.disk, job.step(1), manifest))
+        next(iterate_state(files_of(job, manifest)))
 
 
 def test_two_shards_with_one_tensor_are_refused(tmp_path):
@@ -200,4 +204,4 @@ def test_two_shards_with_one_tensor_are_refused(tmp_path):
         shard = writer.write(f"actor/{rank}.safetensors", save({"same": np.zeros(1)}), tensors=1)
         writer.receipt(rank, [shard])
     with pytest.raises(CorruptDataError, match="two shards"):
-        read_state(job.disk, job.step(1), writer.seal())
+        read_state(files_of(job, writer.seal()))

@@ -21,7 +21,7 @@ from syncd.transports.files.export_walk import (
     cast_of,
     encode_index,
 )
-from syncd.transports.files.shard import THREADS, Ring, ShardDigest, ShardWriter, find_write_mode
+from syncd.transports.files.shard import BUFFERED, THREADS, Ring, ShardDigest, ShardWriter, find_write_mode
 from syncd.transports.torch_tensors import FROM_TORCH
 from trainer.export.source import (
     CONFIG,
@@ -204,7 +204,7 @@ def write_weights(disk: Disk, directory: str, weights: ModelWeights, dtype: torc
     `dtype`, those of one byte left as they are; None keeps all.
     """
     files = [ShardLayout(specs) for specs in split(_specs(weights, dtype), SHARD_LIMIT)]
-    mode, ring = find_write_mode(directory), Ring()
+    mode, ring = find_write_mode(directory) or BUFFERED, Ring()
     weight_map: dict[str, str] = {}
     with ThreadPoolExecutor(THREADS, "export-write") as pool:
         for number, layout in enumerate(files, start=1):

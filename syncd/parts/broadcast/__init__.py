@@ -14,7 +14,8 @@
 2 to 6 share one deadline, `sync.broadcast_timeout`. Whatever fails on any side, that side aborts its group, and the
 step goes through files. A member is ahead until the daemon publishes that step with that very attempt; then it
 confirms the pair without a load. If another attempt is published, it loads the files. After the n-th failure in a
-row 2^(n-1) - 1 syncs go through files alone, 63 at most.
+row 2^(n-1) - 1 syncs go through files alone, 63 at most. A member that was late n times in a row is
+not waited for in the next 2^n - 1 syncs, 63 at most, unless it asks.
 """
 
 from syncd.transports.base import Transport

@@ -151,7 +151,7 @@ class BroadcastReceiver(BroadcastMembership, WeightReceiver):
         return group
 
     def _join(self, opened: Round, deadline: Deadline) -> FormedGroup:
-        offer = self.join_group(max(deadline.left(), 0.0))
+        offer = self.join_group(max(deadline.left(), 0.0), opened)
         if offer.epoch != opened.epoch:
             raise TryAgainError("the trainer offers another group now")
         plan = plan_buckets(offer.tensors, offer.bucket)

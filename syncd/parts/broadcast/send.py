@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 import structlog
@@ -67,7 +67,8 @@ class BroadcastSender(WeightSender):
         self._group_members: Members = frozenset()
         self._without_nccl: deque[Members] = deque(maxlen=_REMEMBERED)
         self._failures = self._skip = 0
-        self._late: set[str] = set()
+        self._late: dict[str, int] = {}  # by explorer, for how many syncs it is not waited for
+        self._times_late: dict[str, int] = {}  # in a row
         self._round: Round | None = None
         self._attempt = ""
         self._sent: Sent | None = None
@@ -189,14 +190,16 @@ class BroadcastSender(WeightSender):
         address = self._address(members)
         asks = control.agree(step, self._settings.ready_timeout, members=set(members))
         if not asks:
-            self._late = {name for name, presence in control.members(BACKEND).items() if not _asks(presence)}
-            self._log.info("broadcast_postponed", step=step, late=sorted(self._late))
+            late = [name for name, presence in control.members(BACKEND).items() if not _asks(presence)]
+            self._note_late(name for name in late if name in members)
+            self._log.info("broadcast_postponed", step=step, late=sorted(late))
             return None
+        self._times_late = {name: times for name, times in self._times_late.items() if name not in asks}
         timeout = self._settings.broadcast_timeout
         deadline = Deadline(self._clock, timeout)
         agreed = {name: members[name] for name in asks}
         chosen = self._chosen(agreed)
-        kept = self._kept_group(asks, plan, chosen.backend)
+        kept = self._kept_group(agreed, plan, chosen.backend)
         group = kept or self._offer_group(control, agreed, plan, address, chosen)
         offer = group.offer
         assert self._client is not None
@@ -210,10 +213,23 @@ class BroadcastSender(WeightSender):
         return _Begun(control, group, self._round, deadline)
 
     def _expected(self, control: BroadcastControl) -> dict[str, Presence]:
-        """Return the explorers to wait for: without those that were late, until they ask."""
+        """Return the explorers to wait for: without those that were late, until they ask.
+
+        Some ask only while the trainer waits for them. So it waits for them again, ever more rarely.
+        """
         living = control.members(BACKEND)
-        self._late = {name for name in self._late if name in living and not _asks(living[name])}
+        self._times_late = {name: times for name, times in self._times_late.items() if name in living}
+        self._late = {
+            name: rest - 1
+            for name, rest in self._late.items()
+            if rest and name in living and not _asks(living[name])
+        }
         return {name: presence for name, presence in living.items() if name not in self._late}
+
+    def _note_late(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._times_late[name] = self._times_late.get(name, 0) + 1
+            self._late[name] = _skipped_after(self._times_late[name] + 1)
 
     def _address(self, members: Mapping[str, Presence]) -> str:
         if self._settings.address:
@@ -230,11 +246,13 @@ class BroadcastSender(WeightSender):
         has_failed = _members(members) in self._without_nccl
         return choose_backend(process_group.gpu_of(self._device), gpus, has_failed=has_failed)
 
-    def _kept_group(self, asks: Mapping[str, int], plan: BucketPlan, backend: str) -> FormedGroup | None:
+    def _kept_group(
+        self, members: Mapping[str, Presence], plan: BucketPlan, backend: str
+    ) -> FormedGroup | None:
         """Return the group of the last broadcast if it serves for this one."""
         group = self._group
-        wanted = set(asks), plan.digest, backend
-        if group is None or (set(group.offer.members), group.plan.digest, group.offer.backend) != wanted:
+        wanted = _members(members), plan.digest, backend
+        if group is None or (self._group_members, group.plan.digest, group.offer.backend) != wanted:
             return None
         return group
 
@@ -283,7 +301,7 @@ class BroadcastSender(WeightSender):
     def _fail(self, control: BroadcastControl, step: int, error: BaseException) -> None:
         """Abort the group, tell its members, and skip the next broadcasts."""
         self._failures += 1
-        self._skip = min(2 ** (self._failures - 1) - 1, MOST_SKIPPED)
+        self._skip = _skipped_after(self._failures)
         reason = str(error) if isinstance(error, SyncdError) else f"{type(error).__name__}: {error}"
         self._log.warning("broadcast_failed", step=step, reason=reason, skipped_next=self._skip)
         if self._group is not None and self._group.offer.backend == NCCL:
@@ -294,6 +312,8 @@ class BroadcastSender(WeightSender):
         try:
             if failed is not None:
                 control.end_round(failed, None)
+            else:
+                control.withdraw_agreement()
             control.drop_group()
         except SyncdError as worse:
             self._log.warning("broadcast_end_failed", step=step, reason=str(worse))
@@ -306,6 +326,11 @@ class BroadcastSender(WeightSender):
 
 def _asks(explorer: Presence) -> bool:
     return explorer.status is RunningStatus.REQUIRE_SYNC
+
+
+def _skipped_after(times: int) -> int:
+    """Return how many syncs go through files alone after something has failed so many times in a row."""
+    return min((1 << (times - 1)) - 1, MOST_SKIPPED)
 
 
 def _members(members: Mapping[str, Presence]) -> Members:

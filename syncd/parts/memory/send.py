@@ -17,7 +17,7 @@ from syncd.client.peers import process_of
 from syncd.errors import SyncdError, UsageError
 from syncd.protocol.disk import Clock
 from syncd.protocol.layout import Job
-from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from syncd.protocol.memory_copies import (
     MemoryDirectory,
     clear_all,
@@ -27,7 +27,7 @@ from syncd.protocol.memory_copies import (
     lock_directory,
 )
 from syncd.protocol.process import Process
-from syncd.protocol.receipt import receipts_directory
+from syncd.protocol.receipt import read_receipts, receipts_directory, whole_attempt
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.send import FilesSender
@@ -235,11 +235,17 @@ class MemoryCopies:
             return problem
         directory = self.memory_directory.directory
         limit = self._limit or capacity(directory) // 2
-        used = discard(directory, keep=self._made[-_KEPT:])
+        kept = [name for name in self._made if _is_whole(f"{directory}/{name}")][-_KEPT:]
+        used = discard(directory, keep=kept)
         if refusal(read_free_memory(directory), size, used, limit):
             used = discard(directory)  # late explorers may still want the copy before, if there is room
         if problem := refusal(read_free_memory(directory), size, used, limit):
             return problem
         os.makedirs(receipts_directory(path), 0o700)
-        self._made = [*self._made[-_KEPT:], os.path.basename(path)]
+        self._made = [*kept, os.path.basename(path)]
         return ""
+
+
+def _is_whole(path: str) -> bool:
+    """Return whether all ranks have confirmed a copy: not if the save that makes it has failed."""
+    return whole_attempt(read_receipts(LocalDisk(), path)) is not None

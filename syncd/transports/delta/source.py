@@ -65,7 +65,8 @@ class DeltaSource(StageSource):
                 return True
             if route.copy is None and self.reader.copy_made(self.manifest, self.wanted, target, stop):
                 return True
-            if route.copy is None and self.reader.is_shared:
+            # A keyframe whose copy was damaged is read from the job: `_route` begins with no copy of it again.
+            if route.copy is None and self.reader.is_shared and route.digest not in self._damaged:
                 with contextlib.suppress(StageFullError), self._staged_keyframe(route.links[-1], stop):
                     return self._wrote(target, stop)
             try:

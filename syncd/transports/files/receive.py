@@ -120,11 +120,12 @@ class FilesReceiver(DirectoryReceiver):
 
     def find_unchecked(self, leased: "Leased") -> HeldDirectory:
         """Return the directory of a version that an engine runs already; its content is checked when it is used."""
-        if leased.version.kind == "delta":
+        version, manifest = leased.version, leased.manifest
+        if manifest is None or version.kind in {"delta", "remote"}:
             return self._find(leased, LoadTimings(self._client.clock))
-        payload, version = payload_of(leased.manifest), self._loadable(leased)
+        payload = payload_of(manifest)
         source = self._stage_source(leased, payload, self._stage)
-        staged = self._stage.find(source) if self._stage and leased.manifest else None
+        staged = self._stage.find(source) if self._stage else None
         if staged is not None:
             return self._held_copy(version, staged, payload, verified=False)
         tensors = read_tensors(self._disk, leased.path, payload.shards)
@@ -132,7 +133,7 @@ class FilesReceiver(DirectoryReceiver):
             version, leased.path, payload.shards, tensors, probe=payload.probe, base=payload.base
         )
         check = self._content_check(self._disk, leased.path, payload, lambda: False)
-        return HeldDirectory(directory, "files", payload.size, check=check if leased.manifest else None)
+        return HeldDirectory(directory, "files", payload.size, check=check)
 
     def _find(self, leased: "Leased", timings: LoadTimings) -> HeldDirectory:
         version, kinds = self._loadable(leased), self._options.kinds

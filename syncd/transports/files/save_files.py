@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
 
+from syncd.errors import StorageError
 from syncd.protocol.adapter_base import AdapterBase
 from syncd.protocol.delta import ENCODING, DeltaTable, Target
 from syncd.protocol.digest import digest_bytes
@@ -22,6 +23,7 @@ from syncd.transports.files.buffers import SealedShare, Share
 from syncd.transports.files.export_walk import ExportWalk, ShardLayout, encode_index
 from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.shard import (
+    BUFFERED,
     PIECE,
     THREADS,
     ShardDigest,
@@ -81,6 +83,8 @@ class SaveFiles:
         self._encoders = ThreadPoolExecutor(THREADS + 1, "save-encode")
         self.times = ShareTimes()
         """What was measured last."""
+        self.why_no_changes = ""
+        """Why this host could not hold the last changes, empty if it could."""
 
     def close(self) -> None:
         self._writers.shutdown()
@@ -190,13 +194,17 @@ class SaveFiles:
         name: str,
         path: str,
     ) -> tuple[int, str]:
+        # While the disk is full no mode can be tried: then the next save tries them again.
         self._write_mode = self._write_mode or find_write_mode(os.path.dirname(path), name=name)
-        if save.copy is not None:
-            save.copy.begin(name, layout.size)
-        note = self._note(save, path, name, layout.size)
-        with ShardWriter(path, layout, self._write_mode, self._writers, digest, save.copy, note) as shard:
-            put(shard)
-            return shard.finish()
+        mode = self._write_mode or BUFFERED
+        with ExitStack() as closing:
+            if save.copy is not None:
+                closing.callback(save.copy.close)
+                save.copy.begin(name, layout.size)
+            note = self._note(save, path, name, layout.size)
+            writer = ShardWriter(path, layout, mode, self._writers, digest, save.copy, note)
+            put(closing.enter_context(writer))
+            return writer.finish()
 
     def _note(self, save: StepSave, path: str, name: str, size: int) -> Callable[[int], None]:
         """Return what hears how far a file is; nobody where few bytes of it are read: of an adapter, or changes."""
@@ -249,8 +257,12 @@ class SaveFiles:
         begun, layout = self._clock.monotonic(), share.layout
         target, size = self._target(share), layout.data_size
         old, new = view(before.data[:size]), view(share.data[:size])
-        encode = resolve_name(_ENCODE)
-        container = encode(target, layout.header, old, new, self._number, self._encoders)
+        try:
+            container = resolve_name(_ENCODE)(target, layout.header, old, new, self._number, self._encoders)
+        except (StorageError, OSError) as error:
+            self.why_no_changes = str(error)
+            raise
+        self.why_no_changes = ""
         return EncodedShare(container, self._clock.monotonic() - begun)
 
     def _write_container(

@@ -88,8 +88,8 @@ class NewFile:
 
 def find_write_mode(
     directory: str, modes: Iterable[WriteMode] = WRITE_MODES, name: str = "probe"
-) -> WriteMode:
-    """Return the first mode in which a small file in this directory can be written.
+) -> WriteMode | None:
+    """Return the first mode in which a small file in this directory can be written, None if there is none now.
 
     The file is a temporary one of `name`: if this process dies first, it is removed when those of `name` are.
     """
@@ -98,7 +98,7 @@ def find_write_mode(
         with contextlib.suppress(OSError):
             _try(f"{directory}/{temporary_name(name)}", mode, probe.bytes)
             return mode
-    return BUFFERED
+    return None
 
 
 def _try(path: str, mode: WriteMode, content: torch.Tensor) -> None:
@@ -167,7 +167,8 @@ class ShardDigest:
 class ShardWriter:
     """Writes the data of one new file in order, in pieces that begin at multiples of `ALIGN`.
 
-    `copy`, whose file is begun, gets the same bytes. `note` hears how many bytes, from the first on, are there.
+    `copy`, whose file the caller begins and closes, gets the same bytes. `note` hears how many bytes, from the first
+    on, are there.
     """
 
     def __init__(
@@ -196,8 +197,6 @@ class ShardWriter:
         for _, piece in self._pending:  # no thread may use the file or the memory any more
             piece.exception()
         self._file.close()
-        if self._copy is not None:
-            self._copy.close()
 
     def put(self, memory: torch.Tensor, start: int, length: int) -> None:
         """Write `length` bytes of data that begin at `start`; the memory is that long up to a multiple of `ALIGN`."""

@@ -33,6 +33,7 @@ from syncd.transports.files.save_outcome import leave_failure_note, wait_until_w
 from syncd.transports.files.shard import Ring, WriteMode, pour
 from syncd.transports.files.storage import WHOLE, ShareState, Storage
 from syncd.transports.host_memory import HostMemory, unlimited
+from syncd.transports.measured import AGAIN
 
 Mode = Literal["background", "stream"]
 
@@ -186,12 +187,14 @@ class StepSaver:
 
     def state(self) -> ShareState:
         """Return what this rank knows before a step is stored, once its share is copied."""
-        sealed = self._buffers.sealed
+        # A save that fails because this host has no room for changes should not fail the next one, too.
+        no_changes = self._files.why_no_changes if self._encoded_ago < AGAIN else ""
+        sealed = None if no_changes else self._buffers.sealed
         share = self._begun.share if self._begun else None
         layout = share.layout if share else None
         return ShareState(
             (sealed.step, sealed.attempt) if sealed else None,
-            self._buffers.refused or "no step was sealed since this trainer started",
+            no_changes or self._buffers.refused or "no step was sealed since this trainer started",
             bool(sealed and layout and sealed.share.layout.header == layout.header),
             layout.size if layout else 0,
             self._files.times,
@@ -250,10 +253,10 @@ class StepSaver:
         try:
             with self._guarded(save):
                 is_sealed = self._files.write(save, share, self._buffers.sealed, storage)
-            self._encoded_ago = 0 if storage.parent else self._encoded_ago + 1
             self._note_sent(save, begins_deltas=storage.keeps and not storage.is_delta)
             return is_sealed
         finally:
+            self._encoded_ago = 0 if storage.parent else self._encoded_ago + 1
             self._buffers.tidy(share.layout.data_size, keeps=storage.keeps)
 
     def _note_sent(self, save: StepSave, *, begins_deltas: bool = False) -> None:

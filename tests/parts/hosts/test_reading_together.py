@@ -285,19 +285,21 @@ def test_what_another_follower_of_the_host_gets_is_given_by_the_one_that_listens
     assert copies(fleet, [second, other], 1) < 1.1
 
 
-def test_a_damaged_copy_is_not_built_upon_and_the_version_is_right(fleet):
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_damaged_copy_is_not_built_upon_and_the_version_is_right(fleet, damaged):
+    """Also where no host has a copy that is not damaged."""
     fleet.whole(1)
     hosts = fleet.add(2)
     fleet.list()
     fleet.fetch_all()
-    path = f"{hosts[0].held.directory.path}/model-00001-of-00002.safetensors"
-    with open(path, "r+b") as file:
-        file.seek(-100, os.SEEK_END)
-        file.write(bytes(100))
+    for host in hosts[:damaged]:
+        with open(f"{host.held.directory.path}/model-00001-of-00002.safetensors", "r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            file.write(bytes(100))
     fleet.delta(2)
     fleet.fetch_all()
     assert right(fleet, hosts, 2)
-    assert "stage_copy_damaged" in hosts[0].events()
+    assert all("stage_copy_damaged" in host.events() for host in hosts[:damaged])
 
 
 def test_several_deltas_at_once_are_read_together(fleet):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.cli import environment
 
+from syncd.errors import NonFiniteError, StorageError
 from syncd.parts.memory.send import SLACK, MemoryCopies
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, read_manifest
@@ -58,9 +59,13 @@ def save(saver, memory, step, told, *, attempt=None):
     problem = memory.make_room(step, attempt, SIZE)
     copy = None if problem else memory.copy(step, attempt, 1, told.append)
     tensors = {name: (tensor + step).to(tensor.dtype) for name, tensor in TENSORS.items()}
-    saver.save(step, attempt, tensors.items(), {"config.json": b"{}"}, copy)
-    saver.wait()
+    save_both(saver, step, tensors, copy, attempt)
     return problem
+
+
+def save_both(saver, step, tensors, copy, attempt=""):
+    saver.save(step, attempt or f"save-{step}", tensors.items(), {"config.json": b"{}"}, copy)
+    saver.wait()
 
 
 def held(memory, job, step):
@@ -155,6 +160,38 @@ def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):
         assert not held(memory, job, step)
     memory.close()
     assert os.listdir(little) == []
+
+
+def test_the_copy_of_a_save_that_failed_takes_the_place_of_no_other(job, memory, saver):
+    save(saver, memory, 1, [])
+    memory.make_room(2, "save-2", SIZE)
+    damaged = {**TENSORS, "small": torch.full((3, 3), float("nan"))}
+    copy = memory.copy(2, "save-2", 1, lambda _: None)
+    with pytest.raises(NonFiniteError):
+        save_both(saver, 2, damaged, copy)
+    save(saver, memory, 3, [])
+    assert [held(memory, job, step) for step in (1, 3)] == [True, True]
+    assert copies_in(memory.memory_directory.directory) == ["1-save-1", "3-save-3"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_save_for_which_the_disk_has_no_room_leaves_no_memory_in_use(little, memory, mode):
+    """A file that is open takes its memory after it was removed, too."""
+    with contextlib.closing(StepSaver(Job.at(little), 0, 1, mode=mode, dtype=None, timeout=60)) as saver:
+        for step in (1, 2):
+            with pytest.raises(StorageError, match="No space left"):
+                save(saver, memory, step, [])
+        assert copies_in(memory.memory_directory.directory) == ["2-save-2"]
+        assert [path for path in opened() if "/model-" in path] == []
+
+
+def opened():
+    """Return what the descriptors of this process lead to."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return found
 
 
 def test_a_write_error_discards_the_copy_and_keeps_the_step(job, memory, saver, monkeypatch):
