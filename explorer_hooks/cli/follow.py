@@ -214,7 +214,7 @@ def _token(variable: str | None, file: str | None) -> str | None:
         return _read_token(file)
     if variable is None:
         return _credential()
-    token = os.environ.get(variable)
+    token = os.environ.get(variable, "").strip()  # secrets often end with a line feed, in files too
     if not token:
         raise ConfigError(f"the environment has no {variable}", hint=f"export {variable}=...")
     return token

@@ -88,10 +88,8 @@ class WebhookHook(PhaseHook):
 class SigningClient(HttpClient):
     """A client that signs each request and its time with a shared key."""
 
-    def _headers(self, data: bytes) -> dict[str, str]:
-        headers = super()._headers(data)
-        headers.pop("Authorization", None)
-        return headers | ({} if self._token is None else signed(self._token, data, time.time()))
+    def _authorization(self, data: bytes) -> dict[str, str]:
+        return {} if self._token is None else signed(self._token, data, time.time())
 
 
 def signed(token: str, body: bytes, now: float) -> dict[str, str]:
