@@ -11,7 +11,7 @@ from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.phases import PhaseHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient, Reply, is_loopback
-from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
+from syncd.errors import DOCS, ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
@@ -65,15 +65,15 @@ class WebhookHook(PhaseHook):
         return self._running(reply)
 
     def _do(self, phase: str, target: WeightDirectory) -> None:
-        document = document_of(target, phase)
-        if phase != "prepare":
-            self._server.post("", document, hint=_HINT)
+        reply = self._server.post_raw("", document_of(target, phase))
+        if not reply.is_error:
             return
-        reply = self._server.post_any("", document)
+        complaint = self._server.complaint(reply)
+        if phase != "prepare":
+            raise LoadFailedError(complaint, path=self._server.address, hint=_HINT)
         if reply.status >= _SERVER or reply.status in _LATER:
-            raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
-        if reply.is_error:
-            raise RefusedError(self._server.complaint(reply), path=self._server.address)
+            raise EngineUnreachableError(complaint, path=self._server.address)
+        raise RefusedError(complaint, path=self._server.address)
 
     def _running(self, reply: Reply) -> Running:
         document = reply.document or {}
