@@ -100,7 +100,7 @@ def _hook_class(name: str) -> type[Hook]:
 def _imported_class(entry: EntryPoint) -> type[Hook]:
     try:
         loaded = entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # torch raises OSError without its libraries
         hint = install_command("transformers" if entry.name == "transformers" else "explorer")
         raise ConfigError(f"hook {entry.name} cannot be imported: {error}", hint=hint) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Hook)):

@@ -33,6 +33,7 @@ def test_an_installed_hook_is_found_and_given_its_options(monkeypatch):
         ("fak=1", "did you mean 'fake'"),
         ("zzz", "no hook 'zzz'"),
         ("broken", "cannot be imported"),
+        ("lacks-library", "cannot be imported: libcudart"),
         ("no-hook", "not a hook"),
     ],
 )
