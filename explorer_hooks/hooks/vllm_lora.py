@@ -91,8 +91,11 @@ def replicas_in(metrics: str) -> int:
 
 
 def adapters_in(metrics: str) -> frozenset[str] | None:
-    """Return the adapters in use according to metrics in the text format, None if those do not say."""
-    if _METRIC not in metrics:
+    """Return the adapters in use according to metrics in the text format, None if those do not say.
+
+    All data-parallel replicas write this metric, and no line says whose it is: the newest lacks what others use.
+    """
+    if _METRIC not in metrics or replicas_in(metrics) > 1:
         return None
     newest = max(_METRIC_LINE.finditer(metrics), key=lambda line: _number(line["value"]), default=None)
     if newest is None:
