@@ -130,8 +130,9 @@ class CommandHook(PhaseHook):
 
 def _show(finished: CommandEnd) -> None:
     for text, stream in ((finished.out, sys.stdout), (finished.err, sys.stderr)):
-        for line in text.splitlines():
-            print(plain(line), file=stream, flush=True)
+        with contextlib.suppress(OSError):  # a full disk of the log fails no load
+            for line in text.splitlines():
+                print(plain(line), file=stream, flush=True)
 
 
 def _read_label(path: str | None) -> str | None:

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import ClassVar
 
@@ -345,6 +347,17 @@ def test_a_state_file_that_cannot_be_written_leaves_the_engine_alone_and_blames_
     scene.publish(3)  # while it is loaded, the file's directory goes away
     assert follower.turn(timeout=60).pair == follower.applied == (1, 3)
     assert phases.read_text() == "load 1\nload 2\nload 3\n"
+
+
+@pytest.mark.parametrize("full", ["stdout", "stderr"])
+def test_a_full_disk_of_the_log_ends_no_follower_and_fails_no_load(scene, full):
+    scene.publish(1)
+    command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once"]
+    with open("/dev/full", "w") as log:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, full: log}
+        done = subprocess.run([*command, "--", "echo", "loaded"], **streams, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "version_applied" in done.stderr if full == "stdout" else "loaded" in done.stdout
 
 
 def test_a_command_can_be_given_as_arguments_or_as_one_address(target, tmp_path):
