@@ -76,8 +76,8 @@ def imported(path: str) -> Any:
 
 
 def _public(address: str) -> str:
-    if "://" in address:
-        parts = urlsplit(address)
+    parts = urlsplit(address)
+    if parts.scheme and parts.netloc:  # not a command with a URL among its arguments
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     try:
         return next(iter(shlex.split(address)), "")
