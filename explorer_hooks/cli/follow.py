@@ -4,8 +4,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -165,24 +167,27 @@ def follow(job: str, argv: tuple[str, ...], **parsed: Any) -> None:
     )
     token, settings = _token(parsed["token_env"], parsed["token_file"]), parsed["settings"]
     hook = open_hook(parsed["hook"], argv=argv, settings=settings, timeout=parsed["timeout"], token=token)
-    serve(
-        _job_directory(job),
-        hook,
-        parsed["name"],
-        options,
-        engine=shown(parsed["hook"]),
-        listener=log_listener(parsed["log_level"], parsed["log_format"], sys.stderr),
-        hear=_print if parsed["as_json"] else lambda _: None,
-        once=parsed["once"],
-        wait=parsed["wait"],
-        health=parsed["health"],
-    )
+    hear: Callable[[TurnOutcome], None] = partial(_print, sys.stdout) if parsed["as_json"] else lambda _: None
+    # What a hook's program or function prints is no JSON.
+    with redirect_stdout(sys.stderr) if parsed["as_json"] else nullcontext():
+        serve(
+            _job_directory(job),
+            hook,
+            parsed["name"],
+            options,
+            engine=shown(parsed["hook"]),
+            listener=log_listener(parsed["log_level"], parsed["log_format"], sys.stderr),
+            hear=hear,
+            once=parsed["once"],
+            wait=parsed["wait"],
+            health=parsed["health"],
+        )
 
 
-def _print(outcome: "TurnOutcome") -> None:
+def _print(stream: TextIO, outcome: "TurnOutcome") -> None:
     generation, step = outcome.pair or (None, None)
     document = {"kind": outcome.kind, "generation": generation, "step": step, "reason": outcome.reason}
-    click.echo(json.dumps({**document, "timings": dict(outcome.timings)}))
+    click.echo(json.dumps({**document, "timings": dict(outcome.timings)}), file=stream)
 
 
 def _job_directory(job: str) -> str:

@@ -360,6 +360,15 @@ def test_a_full_disk_of_the_log_ends_no_follower_and_fails_no_load(scene, full):
     assert "version_applied" in done.stderr if full == "stdout" else "loaded" in done.stdout
 
 
+def test_what_a_program_prints_is_not_among_the_json_of_the_results(scene):
+    scene.publish(1)
+    command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once", "--json"]
+    done = subprocess.run([*command, "--", "echo", "loaded"], capture_output=True, text=True, check=True)
+    (result,) = map(json.loads, done.stdout.splitlines())
+    assert (result["kind"], result["step"]) == ("applied", 1)
+    assert "loaded\n" in done.stderr
+
+
 def test_a_command_can_be_given_as_arguments_or_as_one_address(target, tmp_path):
     for options in (
         HookOptions(
