@@ -39,8 +39,9 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     return {key: text for key, _, text in (value.partition("=") for value in values)}
 
 
-def _seconds(name: str, default: float, text: str) -> Callable[[_F], _F]:
-    return click.option(name, type=click.FloatRange(min=0), default=default, metavar="S", help=text)
+def _seconds(name: str, default: float, text: str, *, may_be_0: bool = True) -> Callable[[_F], _F]:
+    kind = click.FloatRange(min=0, min_open=not may_be_0)
+    return click.option(name, type=kind, default=default, metavar="S", help=text)
 
 
 def _count(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
@@ -105,7 +106,7 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
 )
 @click.option("--token-env", metavar="NAME", help="Environment variable with the engine's token.")
 @_path("--token-file", "File with the token.", "FILE", show_default="systemd's credential hook-token")
-@_seconds("--timeout", 300.0, "Give up one request or load after this many seconds.")
+@_seconds("--timeout", 300.0, "Give up one request or load after this many seconds.", may_be_0=False)
 @_count("--retries", "Retry a load that failed this many times.", default=2)
 @click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
 @_seconds("--wait", 3600.0, "With --once: wait this many seconds.")

@@ -360,6 +360,15 @@ def test_a_full_disk_of_the_log_ends_no_follower_and_fails_no_load(scene, full):
     assert "version_applied" in done.stderr if full == "stdout" else "loaded" in done.stdout
 
 
+def test_a_timeout_of_no_seconds_is_a_usage_error(scene):
+    command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once"]
+    done = subprocess.run(
+        [*command, "--timeout", "0", "--", "true"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--timeout" in done.stderr
+
+
 def test_what_a_program_prints_is_not_among_the_json_of_the_results(scene):
     scene.publish(1)
     command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once", "--json"]
