@@ -70,8 +70,8 @@ class ServerProcess:
                 raise EngineUnreachableError(f"the server cannot be started: {error}") from error
 
     def stop(self) -> bool:
-        """End the server and all that it started; return whether they have ended. A second call does nothing."""
-        guard, self._guard = self._guard, None
+        """End the server and all that it started; return whether they have; if not, call it again."""
+        guard = self._guard
         if guard is None:
             return True
         assert guard.stdin is not None
@@ -80,6 +80,7 @@ class ServerProcess:
             guard.wait(self._stop_timeout + 2 * KILLED)
         except subprocess.TimeoutExpired:
             return False
+        self._guard = None
         return True
 
 
