@@ -76,8 +76,8 @@ def imported(path: str) -> Any:
 
 
 def _public(address: str) -> str:
-    if "://" in address:
-        parts = urlsplit(address)
+    parts = urlsplit(address)
+    if parts.scheme and parts.netloc:  # not a command with a URL among its arguments
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     try:
         return next(iter(shlex.split(address)), "")
@@ -100,7 +100,7 @@ def _hook_class(name: str) -> type[Hook]:
 def _imported_class(entry: EntryPoint) -> type[Hook]:
     try:
         loaded = entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # torch raises OSError without its libraries
         hint = install_command("transformers" if entry.name == "transformers" else "explorer")
         raise ConfigError(f"hook {entry.name} cannot be imported: {error}", hint=hint) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Hook)):

@@ -215,7 +215,9 @@ class HttpClient:
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         is_secure = self._url.scheme == "https"  # then the default context checks certificate and name
         kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
-        return kind(self.host, self._url.port, timeout=timeout)
+        return kind(
+            self.host, self.port, timeout=timeout
+        )  # without a port it would look for one in an IPv6 address
 
     def _exchanged(
         self, connection: http.client.HTTPConnection, request: str, body: Mapping[str, Any] | None
@@ -227,11 +229,20 @@ class HttpClient:
             whole = _whole(response, self._max_answer)
             return Reply(request, response.status, whole, response.getheader("Location"))
 
-    def _headers(self, data: bytes) -> dict[str, str]:  # noqa: ARG002 - what signs has to see it
+    def _headers(self, data: bytes) -> dict[str, str]:
         headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        return {**headers, **self.headers}
+        return {**headers, **self._authorization(data), **self.headers}
+
+    def _authorization(self, data: bytes) -> dict[str, str]:
+        """Return the headers that show who sends a body."""
+        del data
+        if not self._token:
+            return {}
+        if not (self._token.isascii() and self._token.isprintable()):
+            # What http.client says of it repeats the token.
+            problem = "the token has a line feed, or another character that no header can have"
+            raise ConfigError(problem, path=self.address, hint="a token is one line of ASCII")
+        return {"Authorization": f"Bearer {self._token}"}
 
 
 @contextlib.contextmanager
@@ -288,12 +299,14 @@ def _reason(error: Exception) -> str:
 def _checked_url(address: str) -> SplitResult:
     try:
         url = urlsplit(address.rstrip("/"))
-        port = url.port
+        port, _ = url.port, (url.hostname or "").encode("idna")
     except ValueError:
         raise ConfigError(f"{_public(address)!r} is not an address", hint="http://127.0.0.1:8000") from None
     if url.username is not None or url.password is not None:
         raise ConfigError("an address must not carry a secret", hint="give the token by --token-file")
-    if url.scheme not in {"http", "https"} or not url.hostname or port == 0 or url.query or url.fragment:
+    is_sendable = address.isprintable() and " " not in address and url.path.isascii()
+    is_server = url.scheme in {"http", "https"} and url.hostname and port != 0
+    if not is_server or not is_sendable or url.query or url.fragment:
         raise ConfigError(
             f"{_public(address)!r} is not the address of a server", hint="http://127.0.0.1:8000"
         )

@@ -4,8 +4,10 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -37,8 +39,9 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     return {key: text for key, _, text in (value.partition("=") for value in values)}
 
 
-def _seconds(name: str, default: float, text: str) -> Callable[[_F], _F]:
-    return click.option(name, type=click.FloatRange(min=0), default=default, metavar="S", help=text)
+def _seconds(name: str, default: float, text: str, *, may_be_0: bool = True) -> Callable[[_F], _F]:
+    kind = click.FloatRange(min=0, min_open=not may_be_0)
+    return click.option(name, type=kind, default=default, metavar="S", help=text)
 
 
 def _count(name: str, text: str, **more: Any) -> Callable[[_F], _F]:
@@ -103,7 +106,7 @@ def _hook_names(_: click.Context, __: click.Parameter, incomplete: str) -> "list
 )
 @click.option("--token-env", metavar="NAME", help="Environment variable with the engine's token.")
 @_path("--token-file", "File with the token.", "FILE", show_default="systemd's credential hook-token")
-@_seconds("--timeout", 300.0, "Give up one request or load after this many seconds.")
+@_seconds("--timeout", 300.0, "Give up one request or load after this many seconds.", may_be_0=False)
 @_count("--retries", "Retry a load that failed this many times.", default=2)
 @click.option("--once", is_flag=True, help="Exit once the engine runs the version that the policy selects.")
 @_seconds("--wait", 3600.0, "With --once: wait this many seconds.")
@@ -165,24 +168,27 @@ def follow(job: str, argv: tuple[str, ...], **parsed: Any) -> None:
     )
     token, settings = _token(parsed["token_env"], parsed["token_file"]), parsed["settings"]
     hook = open_hook(parsed["hook"], argv=argv, settings=settings, timeout=parsed["timeout"], token=token)
-    serve(
-        _job_directory(job),
-        hook,
-        parsed["name"],
-        options,
-        engine=shown(parsed["hook"]),
-        listener=log_listener(parsed["log_level"], parsed["log_format"], sys.stderr),
-        hear=_print if parsed["as_json"] else lambda _: None,
-        once=parsed["once"],
-        wait=parsed["wait"],
-        health=parsed["health"],
-    )
+    hear: Callable[[TurnOutcome], None] = partial(_print, sys.stdout) if parsed["as_json"] else lambda _: None
+    # What a hook's program or function prints is no JSON.
+    with redirect_stdout(sys.stderr) if parsed["as_json"] else nullcontext():
+        serve(
+            _job_directory(job),
+            hook,
+            parsed["name"],
+            options,
+            engine=shown(parsed["hook"]),
+            listener=log_listener(parsed["log_level"], parsed["log_format"], sys.stderr),
+            hear=hear,
+            once=parsed["once"],
+            wait=parsed["wait"],
+            health=parsed["health"],
+        )
 
 
-def _print(outcome: "TurnOutcome") -> None:
+def _print(stream: TextIO, outcome: "TurnOutcome") -> None:
     generation, step = outcome.pair or (None, None)
     document = {"kind": outcome.kind, "generation": generation, "step": step, "reason": outcome.reason}
-    click.echo(json.dumps({**document, "timings": dict(outcome.timings)}))
+    click.echo(json.dumps({**document, "timings": dict(outcome.timings)}), file=stream)
 
 
 def _job_directory(job: str) -> str:
@@ -214,7 +220,7 @@ def _token(variable: str | None, file: str | None) -> str | None:
         return _read_token(file)
     if variable is None:
         return _credential()
-    token = os.environ.get(variable)
+    token = os.environ.get(variable, "").strip()  # secrets often end with a line feed, in files too
     if not token:
         raise ConfigError(f"the environment has no {variable}", hint=f"export {variable}=...")
     return token

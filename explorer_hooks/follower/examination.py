@@ -69,10 +69,10 @@ class Examination:
         with contextlib.ExitStack() as stack:
             opened = None
             if subject is not None and hook is not None:
-                dtype, baseline = hook.dtype() or "bfloat16", self._prover.baseline
                 try:
+                    dtype, baseline = hook.dtype() or "bfloat16", self._prover.baseline
                     opened = stack.enter_context(self._files.opened(subject, dtype, baseline))
-                except LoadFailedError as error:
+                except (SyncdError, OSError) as error:
                     self._leave_out(str(error))
             yield opened
 

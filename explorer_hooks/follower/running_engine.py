@@ -7,7 +7,13 @@ from explorer_hooks.follower.versions import Fetcher
 from explorer_hooks.hook import Hook, Running, Unproven
 from explorer_hooks.proof.judgement import UnprovenError
 from explorer_hooks.proof.prover import Prover
-from syncd.errors import TROUBLESHOOTING, EngineDeadError, EngineUnreachableError, LoadFailedError
+from syncd.errors import (
+    TROUBLESHOOTING,
+    EngineDeadError,
+    EngineUnreachableError,
+    LoadFailedError,
+    RefusedError,
+)
 from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.version import Pair
@@ -203,6 +209,8 @@ class RunningEngine:
                 status.unproven.begin(weights.label)
             status.is_proven = self._prover.prove(weights, again=again) is not None
             status.unproven.end(is_proven=True)
+        except RefusedError:
+            return  # the kind of its adapter cannot be read now, which says nothing about the engine
         except EngineUnreachableError as error:
             status.unproven.end(is_proven=False)
             status.lose(error)

@@ -72,6 +72,8 @@ class StartChecks:
             proof = self._prover.calibrate()
         except ConfigError:
             raise
+        except OSError:
+            return  # the mount fails: the next poll asks again
         except SyncdError as error:
             self._reporter.event("warning", "calibration_failed", reason=str(error), hint=error.hint)
             self._is_calibrated = True

@@ -25,6 +25,7 @@ ProbeFunction = Callable[[Rows], ProbeAnswer | Sequence[Sequence[float]]]
 
 _PARAMETERS = "parameters = explorer_hooks.hooks.parameters.ModelParameters(model.state_dict(keep_vars=True))"
 _FILL = "def load(target): parameters.load(target)  # the parameters that the hook was given"
+_CURRENT = "current() returns the label of what the engine runs, as target.label had it, or None"
 _PROBE = "probe(tokens) returns, for each sequence, the log-prob of each token after the first"
 
 
@@ -118,7 +119,10 @@ class CallbackHook(PhaseHook, ProbingHook, ChangesHook):
         if self._current is None:
             return Running(self._label)
         version = self._ask(self._current)
-        return version if isinstance(version, Running) else Running(version)
+        running = version if isinstance(version, Running) else Running(version)
+        if not isinstance(running.label, str | None):
+            raise EngineUnreachableError(f"the function current returned {running.label!r}", hint=_CURRENT)
+        return running
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]

@@ -1,5 +1,6 @@
 """command: a program of the user loads the version."""
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from syncd.errors import (
     EngineUnreachableError,
     LoadFailedError,
     RefusedError,
+    StorageError,
     plain,
     storage_errors,
 )
@@ -93,11 +95,14 @@ class CommandHook(PhaseHook):
             raise EngineUnreachableError(f"{self._current[0]} {ending(finished, self._timeout)}")
         return running_of(finished.out)
 
+    def prepare(self, target: WeightDirectory) -> None:
+        """Have the program check it; then forget in the file what runs: a follower that dies loads a version."""
+        super().prepare(target)
+        self._store(UNKNOWN_LABEL)  # not in `load`, where a full disk would be a failed load
+
     def _do(self, phase: str, target: WeightDirectory) -> None:
         values = values_of(target, phase)
         argv = arguments(self._argv, values)
-        if phase == "load":
-            self._store(UNKNOWN_LABEL)
         if phase != "abort" and phase not in self._phases:
             return
         finished = run(
@@ -113,7 +118,8 @@ class CommandHook(PhaseHook):
 
     def _keep(self, label: str | None) -> None:
         super()._keep(label)
-        self._store(label)
+        with contextlib.suppress(StorageError):  # then the next follower loads a version
+            self._store(label)
 
     def _store(self, label: str | None) -> None:
         if self._file is None:
@@ -124,8 +130,9 @@ class CommandHook(PhaseHook):
 
 def _show(finished: CommandEnd) -> None:
     for text, stream in ((finished.out, sys.stdout), (finished.err, sys.stderr)):
-        for line in text.splitlines():
-            print(plain(line), file=stream, flush=True)
+        with contextlib.suppress(OSError):  # a full disk of the log fails no load
+            for line in text.splitlines():
+                print(plain(line), file=stream, flush=True)
 
 
 def _read_label(path: str | None) -> str | None:

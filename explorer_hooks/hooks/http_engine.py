@@ -110,7 +110,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         """Have the paused engine drop caches of the old weights, and set its label."""
 
     @abstractmethod
-    def _set_engine_label(self, label: str) -> None:
+    def mark(self, label: str) -> None:
         """Set the label of an engine that works meanwhile."""
 
     @abstractmethod
@@ -139,15 +139,11 @@ class HttpEngineHook(RestartableHook, TensorHook):
 
     def commit(self, target: WeightDirectory) -> None:
         self._announce(target.label)
-        self._resume()
-        self._touched = self._paused_by_us = False
+        self._release()
         self._unpublished = {}
 
     def require_up(self) -> None:
         self._server.get(self.health_path)
-
-    def name_version(self, label: str) -> None:
-        self._set_engine_label(label)
 
     def probe(
         self, target: WeightDirectory | WeightTensors | None, tokens: Sequence[Sequence[int]]
@@ -163,9 +159,6 @@ class HttpEngineHook(RestartableHook, TensorHook):
         here = self._paths.here(directory) if directory else ""
         return here if os.path.isdir(here) else ""
 
-    def mark(self, label: str) -> None:
-        self._set_engine_label(label)
-
     def reload_start(self) -> bool:
         """Have the engine read again the directory that it was started from, if this host has it."""
         here = self.start_directory()
@@ -176,8 +169,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._touched = True
         self._reload(here, UNTOLD)
         self._announce(UNTOLD)
-        self._resume()
-        self._touched = self._paused_by_us = False
+        self._release()
         return True
 
     def no_broadcasts(self) -> str:
@@ -223,8 +215,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         self._touched = True
         self._announce(label)
         self._unpublished = {label: label}
-        self._resume()
-        self._touched = self._paused_by_us = False
+        self._release()
 
     def _push_class(self) -> type[EnginePush]:
         push: type[EnginePush] = registered(PUSHES)[self.name].load()
@@ -233,7 +224,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
     def set_label(self, label: str) -> None:
         if self._unpublished:
             self._unpublished = dict.fromkeys(self._unpublished, label)
-            self._set_engine_label(label)
+            self.mark(label)
 
     def drop_label(self) -> None:
         self._unpublished = {}
@@ -242,7 +233,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         """Have the engine work on the last good version, or declare it dead."""
         running = self.current_version()
         if self._is_whole(running, last_good):
-            self._release(running)
+            self._release(is_paused=running.paused)
             return
         if last_good is None:
             raise EngineDeadError(
@@ -315,7 +306,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
         if self._touched:
             return LoadFailedError(message, path=self._server.address, hint=hint)
         try:
-            self._release(Running(None, paused=True))
+            self._release()
         except SyncdError as other:
             return other
         return UntouchedError(message, path=self._server.address, hint=hint)
@@ -341,8 +332,9 @@ class HttpEngineHook(RestartableHook, TensorHook):
             return last_good is None and running == Running(None)
         return self._paused_by_us or not running.paused
 
-    def _release(self, running: Running) -> None:
-        if running.paused:
+    def _release(self, *, is_paused: bool = True) -> None:
+        """Have an engine with whole weights work."""
+        if is_paused:
             self._resume()
         self._touched = self._paused_by_us = False
 
@@ -351,8 +343,7 @@ class HttpEngineHook(RestartableHook, TensorHook):
             self._pause()
             self._reload_again(last_good)
             self._announce(last_good.label)
-            self._resume()
-        self._touched = self._paused_by_us = False
+            self._release()
 
     def _reload_again(self, last_good: WeightDirectory) -> None:
         """Load twice: the engine may mix the first load with what the failed one had buffered."""

@@ -130,17 +130,17 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """Send SIGTERM to a group whose leader was not reaped, SIGKILL once the leader ends or after `GRACE` seconds."""
     with end_of(process) as end:
         # The leader was not reaped yet, so its process id cannot belong to another group.
-        _signal(process, signal.SIGTERM)
+        signal_group(process.pid, signal.SIGTERM)
         ended = select.poll()  # `select` would not take a number of a file from 1024 on
         ended.register(end, select.POLLIN)
         ended.poll(1000 * GRACE)
-        _signal(process, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
     with contextlib.suppress(
         subprocess.TimeoutExpired
     ):  # a process that a dead mount blocks cannot be killed
         process.wait(GRACE)
 
 
-def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+def signal_group(leader: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        os.killpg(leader, number)

@@ -69,10 +69,6 @@ class RestartableHook(ServerHook):
     def require_up(self) -> None:
         """Return if the server answers."""
 
-    @abstractmethod
-    def name_version(self, label: str) -> None:
-        """Give a server that works a label for its weights."""
-
     @property
     def address(self) -> tuple[str, int]:
         return self._server.host, self._server.port
@@ -221,7 +217,7 @@ class RestartingHook(ProbingHook):
         self._inner.close()
 
     def _name(self, label: str) -> None:
-        self._inner.name_version(label)
+        self._inner.mark(label)
         self._is_named = True
 
     def _replace(self, model: str, label: str) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from explorer_hooks.hooks.process import signal_group
 from syncd.errors import ConfigError, EngineUnreachableError
 
 _STDERR = 2
@@ -69,8 +70,8 @@ class ServerProcess:
                 raise EngineUnreachableError(f"the server cannot be started: {error}") from error
 
     def stop(self) -> bool:
-        """End the server and all that it started; return whether they have ended. A second call does nothing."""
-        guard, self._guard = self._guard, None
+        """End the server and all that it started; return whether they have; if not, call it again."""
+        guard = self._guard
         if guard is None:
             return True
         assert guard.stdin is not None
@@ -79,6 +80,7 @@ class ServerProcess:
             guard.wait(self._stop_timeout + 2 * KILLED)
         except subprocess.TimeoutExpired:
             return False
+        self._guard = None
         return True
 
 
@@ -104,9 +106,9 @@ def main(stop_timeout: str, *argv: str) -> int:
 
 def _end_group(server: "subprocess.Popen[bytes]", ended: int, stop_timeout: float) -> None:
     # The leader was not reaped yet, so its process id cannot belong to another group.
-    _signal(server.pid, signal.SIGTERM)
+    signal_group(server.pid, signal.SIGTERM)
     select.select([ended], [], [], stop_timeout)
-    _signal(server.pid, signal.SIGKILL)
+    signal_group(server.pid, signal.SIGKILL)
     until = time.monotonic() + KILLED
     while _others_live(server.pid) and time.monotonic() < until:
         time.sleep(0.02)
@@ -120,11 +122,6 @@ def _others_live(process_group: int) -> bool:
             if int(pgrp) == process_group and state not in (b"Z", b"X"):
                 return True
     return False
-
-
-def _signal(process_group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process_group, number)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class SGLangHook(HttpEngineHook):
     def _announce(self, label: str) -> None:
         """Do nothing: SGLang sets the label and flushes the cache while it loads."""
 
-    def _set_engine_label(self, label: str) -> None:
+    def mark(self, label: str) -> None:
         # By default SGLang aborts all requests for this.
         body = {"new_version": label, "abort_all_requests": False}
         self._server.post("/update_weight_version", body, hint=_LOG)

@@ -5,7 +5,7 @@ then no other adapter is loaded. So an old one is unloaded late (`drain`): SGLan
 use. A request that names an adapter which was unloaded has SGLang read its directory again.
 
 What SGLang 0.5.23 does not look at before it takes an adapter, `require_servable` refuses. SGLang compares an adapter
-with the model when the first request names it, and ends if they do not fit (`adapter_shapes.py`) or the model has
+with the model when the first request names it, and ends if they do not fit (`adapters.py`) or the model has
 none of its layers. It computes q_proj, k_proj and v_proj as one layer, gate_proj and up_proj as another: of the first
 it needs q_proj and v_proj of the adapter, of the second gate_proj, else it finds no layer for the rest and ends too.
 It adds B.A times alpha / rank, whatever else the adapter's configuration says.
@@ -16,7 +16,7 @@ from typing import Any
 
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
-from explorer_hooks.hooks.adapter_shapes import layers_of, refused, require_shapes
+from explorer_hooks.hooks.adapters import layers_of, refused, require_shapes
 from explorer_hooks.hooks.sglang import release_and_flags, started_from
 from explorer_hooks.http_client import Reply
 from explorer_hooks.proof.server_probes import GenerateProbe, require_known_tokens

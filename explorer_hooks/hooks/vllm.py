@@ -125,9 +125,9 @@ class VllmHook(HttpEngineHook):
 
     def _announce(self, label: str) -> None:
         self._reset_prefix_cache()
-        self._set_engine_label(label)
+        self.mark(label)
 
-    def _set_engine_label(self, label: str) -> None:
+    def mark(self, label: str) -> None:
         answer = self._server.post("/update_weight_version", {"new_version": label}, hint=_LOG)
         if answer.get("success") is not True:
             raise LoadFailedError(f"vLLM did not take the version: {answer}", path=self._server.address)

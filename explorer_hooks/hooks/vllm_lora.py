@@ -11,7 +11,7 @@ from typing import Any
 
 from explorer_hooks.hook import ProbeAnswer
 from explorer_hooks.hooks.adapter_server import AdapterServerHook
-from explorer_hooks.hooks.adapter_shapes import layers_of, require_shapes
+from explorer_hooks.hooks.adapters import layers_of, require_shapes
 from explorer_hooks.hooks.vllm import release_and_flags
 from explorer_hooks.http_client import HttpClient
 from explorer_hooks.proof.server_probes import AdapterCompletionsProbe, each_replica
@@ -67,15 +67,11 @@ class LoraHook(AdapterServerHook):
             raise LoadFailedError(self._server.complaint(reply), path=self._server.address, hint=self.log)
 
     def _used(self) -> frozenset[str] | None:
-        return in_use(self._server)
+        return adapters_in(_metrics(self._server))
 
     def _started_from(self) -> str:
         roots = [str(model.get("root")) for model in self._models() if not model.get("parent")]
         return roots[0] if roots else ""
-
-
-def in_use(server: HttpClient) -> frozenset[str] | None:
-    return adapters_in(_metrics(server))
 
 
 def _metrics(server: HttpClient) -> str:
@@ -91,8 +87,11 @@ def replicas_in(metrics: str) -> int:
 
 
 def adapters_in(metrics: str) -> frozenset[str] | None:
-    """Return the adapters in use according to metrics in the text format, None if those do not say."""
-    if _METRIC not in metrics:
+    """Return the adapters in use according to metrics in the text format, None if those do not say.
+
+    All data-parallel replicas write this metric, and no line says whose it is: the newest lacks what others use.
+    """
+    if _METRIC not in metrics or replicas_in(metrics) > 1:
         return None
     newest = max(_METRIC_LINE.finditer(metrics), key=lambda line: _number(line["value"]), default=None)
     if newest is None:

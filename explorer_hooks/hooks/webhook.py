@@ -11,7 +11,7 @@ from explorer_hooks.hook import HookOptions, Running
 from explorer_hooks.hooks.phases import PhaseHook
 from explorer_hooks.hooks.settings import HookSettings
 from explorer_hooks.http_client import HttpClient, Reply, is_loopback
-from syncd.errors import DOCS, ConfigError, EngineUnreachableError, RefusedError
+from syncd.errors import DOCS, ConfigError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.transports.base import WeightDirectory
 
 SIGNATURE = "X-Syncd-Signature"
@@ -65,15 +65,15 @@ class WebhookHook(PhaseHook):
         return self._running(reply)
 
     def _do(self, phase: str, target: WeightDirectory) -> None:
-        document = document_of(target, phase)
-        if phase != "prepare":
-            self._server.post("", document, hint=_HINT)
+        reply = self._server.post_raw("", document_of(target, phase))
+        if not reply.is_error:
             return
-        reply = self._server.post_any("", document)
+        complaint = self._server.complaint(reply)
+        if phase != "prepare":
+            raise LoadFailedError(complaint, path=self._server.address, hint=_HINT)
         if reply.status >= _SERVER or reply.status in _LATER:
-            raise EngineUnreachableError(self._server.complaint(reply), path=self._server.address)
-        if reply.is_error:
-            raise RefusedError(self._server.complaint(reply), path=self._server.address)
+            raise EngineUnreachableError(complaint, path=self._server.address)
+        raise RefusedError(complaint, path=self._server.address)
 
     def _running(self, reply: Reply) -> Running:
         document = reply.document or {}
@@ -88,10 +88,8 @@ class WebhookHook(PhaseHook):
 class SigningClient(HttpClient):
     """A client that signs each request and its time with a shared key."""
 
-    def _headers(self, data: bytes) -> dict[str, str]:
-        headers = super()._headers(data)
-        headers.pop("Authorization", None)
-        return headers | ({} if self._token is None else signed(self._token, data, time.time()))
+    def _authorization(self, data: bytes) -> dict[str, str]:
+        return {} if self._token is None else signed(self._token, data, time.time())
 
 
 def signed(token: str, body: bytes, now: float) -> dict[str, str]:

@@ -14,6 +14,8 @@ from syncd.errors import LoadFailedError
 from syncd.protocol.engine_state import Proof, finite
 from syncd.protocol.probe import Probe
 
+Rows = Sequence[Sequence[float]]
+
 EXACT = "float32"
 
 TABLE = {True: 1e-3, False: 0.1}
@@ -80,14 +82,14 @@ def compare(
     """Return how an engine's answer differs from a version's probe; what is not a number is infinitely far off."""
     if list(map(len, answer.logprobs)) != list(map(len, probe.logprobs)):
         raise LoadFailedError("the engine answered the probe with another number of log-probs")
-    off = differences(probe, answer)
+    off = differences(probe.logprobs, answer.logprobs)
     mean, worst = finite(math.fsum(off) / len(off)), finite(_largest(off))
     return Proof(version, mean, worst, allowed, calibrated, len(off), round(seconds, 6))
 
 
-def differences(probe: Probe, answer: ProbeAnswer) -> list[float]:
-    """Return how far each log-prob of an answer is from that of a probe of the same tokens, in nats."""
-    return [abs(a - b) for ours, theirs in zip(probe.logprobs, answer.logprobs, strict=True)
+def differences(rows: Rows, others: Rows) -> list[float]:
+    """Return how far each log-prob is from that of the same token in others, in nats."""
+    return [abs(a - b) for ours, theirs in zip(rows, others, strict=True)
             for a, b in zip(ours, theirs, strict=True)]  # fmt: skip
 
 

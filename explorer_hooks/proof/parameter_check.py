@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from explorer_hooks.hook import Checksums, ProbingHook
+from explorer_hooks.proof.judgement import differences
 from syncd.errors import SyncdError
 from syncd.protocol.disk import Clock
 from syncd.protocol.local_disk import LocalDisk
@@ -54,8 +55,7 @@ def distance(probe: Probe, other: Probe) -> float:
     """Return the mean difference of two probes in nats, infinity if they are of different tokens."""
     if probe.tokens != other.tokens:
         return math.inf
-    off = [abs(a - b) for ours, theirs in zip(probe.logprobs, other.logprobs, strict=True)
-           for a, b in zip(ours, theirs, strict=True)]  # fmt: skip
+    off = differences(probe.logprobs, other.logprobs)
     return math.fsum(off) / len(off)
 
 

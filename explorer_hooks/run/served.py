@@ -351,6 +351,7 @@ def api_key(variable: str, key: str) -> str | None:
     """Return the API key in the environment variable that a key of the file names, None if it names none."""
     if not variable:
         return None
-    if not os.environ.get(variable):
+    secret = os.environ.get(variable, "").strip()
+    if not secret:
         raise ConfigError(f"{key} names {variable}, which is not set", hint=f"export {variable}=...")
-    return os.environ[variable]
+    return secret

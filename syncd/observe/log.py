@@ -4,10 +4,11 @@ Trainer and explorers set their logging up here too, so that one job's logs look
 takes about 0.1 s, half of it for rich, which it looks for: what only prints help or tables never imports it.
 """
 
+import contextlib
 import logging
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -32,9 +33,24 @@ def configure(level: str, stream: TextIO, *, json: bool | None = None) -> None:
             *(_json() if as_json else _text(colours=terminal)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LossyStream(stream))),
         cache_logger_on_first_use=False,
     )
+
+
+class LossyStream:
+    """Loses what a stream does not take: a full disk of the log ends no program."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class LogObserver:

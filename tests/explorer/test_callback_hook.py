@@ -170,6 +170,15 @@ def test_a_failing_current_is_an_unreachable_engine():
     hook.close()
 
 
+@pytest.mark.parametrize("returned", [7, b"1.7", ["1.7"], Running(7)])
+def test_a_current_that_returns_no_label_is_an_unreachable_engine(returned):
+    hook = CallbackHook(print, current=lambda: returned)
+    with pytest.raises(EngineUnreachableError, match="the function current returned") as caught:
+        hook.current_version()
+    assert "target.label" in caught.value.hint
+    hook.close()
+
+
 def test_current_may_return_the_label_only():
     hook = CallbackHook(print, current=lambda: "3.7")
     assert hook.current_version() == Running("3.7")

@@ -4,10 +4,13 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import ClassVar
 
 import pytest
+from support.followers import Scene
 from support.held import held
 from support.hook_contract import Bed, HookContract, bounded, load
 from support.targets import label, target_of
@@ -115,6 +118,13 @@ class RememberingBed(ProgramBed):
 
 class TestProgramWhoseLastLoadIsRemembered(HookContract):
     bed_type = RememberingBed
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path / "job")
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -305,6 +315,7 @@ def test_the_state_file_counts_only_after_a_committed_load(tmp_path, target):
     load(hook, target)
     assert json.loads(state.read_text())["label"] == label(5, 2)
     assert CommandHook(["true"], state=str(state)).current_version() == Running(label(5, 2))
+    hook.prepare(target)
     hook.load(target)
     assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN_LABEL)
     for content in ("", "[]", '{"label": 7}', '{"protocol": 1, "label": null}', "\x00"):
@@ -312,6 +323,59 @@ def test_the_state_file_counts_only_after_a_committed_load(tmp_path, target):
         assert CommandHook(["true"], state=str(state)).current_version() == Running(UNKNOWN_LABEL)
     state.unlink()
     assert CommandHook(["true"], state=str(state)).current_version() == Running(None)
+
+
+def test_a_state_file_that_cannot_be_written_leaves_the_engine_alone_and_blames_no_version(scene, tmp_path):
+    place, phases = tmp_path / "place", tmp_path / "phases"
+    place.mkdir()
+    program = [
+        "/bin/sh",
+        "-c",
+        f'echo $SYNCD_PHASE $SYNCD_STEP >> {phases}; [ "$SYNCD_STEP" != 3 ] || rm -r {place}',
+    ]
+    follower = scene.follow(hook=CommandHook(program, state=str(place / "state")))
+    scene.publish(1)
+    assert follower.turn(timeout=60).kind == "applied"
+    place.rename(tmp_path / "away")
+    scene.publish(2)
+    outcome = follower.turn(timeout=0)
+    assert (outcome.kind, outcome.pair, follower.applied) == ("failed", (1, 2), (1, 1)), outcome
+    assert str(place) in outcome.reason
+    assert phases.read_text() == "load 1\n"
+    (tmp_path / "away").rename(place)
+    assert follower.turn(timeout=60).pair == follower.applied == (1, 2)
+    scene.publish(3)  # while it is loaded, the file's directory goes away
+    assert follower.turn(timeout=60).pair == follower.applied == (1, 3)
+    assert phases.read_text() == "load 1\nload 2\nload 3\n"
+
+
+@pytest.mark.parametrize("full", ["stdout", "stderr"])
+def test_a_full_disk_of_the_log_ends_no_follower_and_fails_no_load(scene, full):
+    scene.publish(1)
+    command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once"]
+    with open("/dev/full", "w") as log:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, full: log}
+        done = subprocess.run([*command, "--", "echo", "loaded"], **streams, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "version_applied" in done.stderr if full == "stdout" else "loaded" in done.stdout
+
+
+def test_a_timeout_of_no_seconds_is_a_usage_error(scene):
+    command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once"]
+    done = subprocess.run(
+        [*command, "--timeout", "0", "--", "true"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "--timeout" in done.stderr
+
+
+def test_what_a_program_prints_is_not_among_the_json_of_the_results(scene):
+    scene.publish(1)
+    command = [sys.executable, "-m", "syncd", "follow", scene.root, "--hook", "command", "--once", "--json"]
+    done = subprocess.run([*command, "--", "echo", "loaded"], capture_output=True, text=True, check=True)
+    (result,) = map(json.loads, done.stdout.splitlines())
+    assert (result["kind"], result["step"]) == ("applied", 1)
+    assert "loaded\n" in done.stderr
 
 
 def test_a_command_can_be_given_as_arguments_or_as_one_address(target, tmp_path):

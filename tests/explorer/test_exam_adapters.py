@@ -1,5 +1,6 @@
 """The exam of adapters and of servers that are started on each version: a layer that is left out is named."""
 
+import os
 import sys
 import time
 
@@ -99,6 +100,19 @@ def test_a_server_that_leaves_a_layer_out_gets_no_version(bed, scene, monkeypatc
     assert LEFT_OUT in found.reason
     assert not follower.may_work()
     assert list(bed.engine.adapters) == []
+
+
+def test_an_engine_goes_on_while_the_files_of_its_adapter_are_away(bed, scene):
+    follower = scene.follow("e0", bed.open(), exam="off", prove_every=0.001, check_every=0.0)
+    publish(scene, 1)
+    assert follower.turn(timeout=LONG).kind == "applied"
+    config = f"{scene.payload(1)}/adapter_config.json"
+    os.rename(config, f"{config}.away")
+    assert follower.turn(timeout=0.0).kind == "nothing"
+    assert (follower.applied, report(scene).state) == ((1, 1), EngineState.PROVEN)
+    os.rename(f"{config}.away", config)
+    publish(scene, 2)
+    assert follower.turn(timeout=LONG).pair == follower.applied == (1, 2)
 
 
 def test_an_adapter_that_a_killed_follower_left_in_an_exam_is_unloaded(bed, scene, tmp_path):

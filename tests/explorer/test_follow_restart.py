@@ -18,7 +18,8 @@ from support.ports import free_port
 
 from explorer_hooks.finding import open_hook
 from explorer_hooks.hook import Running
-from explorer_hooks.hooks import restarting
+from explorer_hooks.hooks import restarting, server_process
+from explorer_hooks.hooks.server_process import ServerProcess
 from syncd.errors import ConfigError
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
@@ -292,3 +293,16 @@ def test_what_does_not_fit_is_refused(address, argv, settings, message):
         with pytest.raises(ConfigError, match=message) as caught:
             open_hook(f"{hook}={address}", argv=argv, settings=settings)
         assert caught.value.hint
+
+
+def test_a_server_that_does_not_end_is_not_forgotten(monkeypatch):
+    monkeypatch.setattr(server_process, "KILLED", 0.1)
+    server = ServerProcess(0.1)
+    server.start(["sleep", "60"])
+    guard = server._guard.pid
+    os.kill(guard, signal.SIGSTOP)  # what a server that a dead mount blocks does to it
+    assert [server.stop(), server.stop(), server.is_running] == [False, False, True]
+    os.kill(guard, signal.SIGCONT)
+    monkeypatch.setattr(server_process, "KILLED", LONG)
+    assert server.stop()
+    assert not server.is_running

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 
+from explorer_hooks.run.served import api_key
 from syncd.errors import ConfigError, UsageError
 
 SECRET = "s3cret"
@@ -22,6 +23,11 @@ def test_there_is_no_token_by_default():
 
 def test_a_token_is_read_from_the_environment():
     assert follow._token("ENGINE_TOKEN", None) == SECRET
+
+
+def test_a_token_is_read_from_the_environment_without_its_newline(monkeypatch):
+    monkeypatch.setenv("ENGINE_TOKEN", f"{SECRET}\n")
+    assert follow._token("ENGINE_TOKEN", None) == api_key("ENGINE_TOKEN", "token_env") == SECRET
 
 
 def test_a_token_is_read_from_a_file_without_its_newline(tmp_path):

@@ -1,16 +1,20 @@
 """A version runs when the engine has shown it: followers over engines that answer probes, right and wrong."""
 
+import errno
 import hashlib
+import os
 
 import pytest
 from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import write_step
 
+from explorer_hooks.follower import follower as follower_module
 from explorer_hooks.hook import Unproven
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, version_after, version_of
 from explorer_hooks.run.weight_sources import WeightSource
 from syncd.daemon import scan
+from syncd.errors import EngineUnreachableError
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
 
@@ -268,6 +272,43 @@ def test_weights_that_somebody_replaced_are_found_while_the_engine_runs(scene, e
     proven(scene, follower, 1)
     assert scene.names().count("proof_failed") == 1
     assert scene.engine.log.count("load") == 2
+
+
+class ExaminedHook(FakeHook):
+    """A hook of an engine that could be examined."""
+
+    dtype_error = None
+
+    def start_directory(self):
+        return "/models/base"
+
+    def dtype(self):
+        if self.dtype_error is not None:
+            raise self.dtype_error
+        return "float32"
+
+
+@pytest.mark.parametrize("exam", ["on", "off"])
+@pytest.mark.parametrize("fault", ["damaged baseline", "unreadable baseline", "no answer"])
+def test_what_cannot_be_read_before_the_first_version_ends_no_follower(scene, monkeypatch, fault, exam):
+    scene.hook = ExaminedHook(scene.engine, probes="serving")
+    if fault == "damaged baseline":
+        write_base_probe(scene.job, probe_of(START), "/models/base")
+        with open(scene.job.base_probe, "w") as file:
+            file.write("{")
+    elif fault == "unreadable baseline":
+        monkeypatch.setattr(follower_module, "read_base_probe", fail_to_read)
+    else:
+        scene.hook.dtype_error = EngineUnreachableError("it does not answer")
+    follower = scene.follow(exam=exam)
+    assert scene.names().count("exam_left_out") == (exam == "on")
+    scene.hook.dtype_error = None
+    publish(scene, 1)
+    proven(scene, follower, 1)
+
+
+def fail_to_read(_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_an_engine_that_reloads_its_start_weights_well_passes_the_reload_test(scene):

@@ -33,6 +33,7 @@ def test_an_installed_hook_is_found_and_given_its_options(monkeypatch):
         ("fak=1", "did you mean 'fake'"),
         ("zzz", "no hook 'zzz'"),
         ("broken", "cannot be imported"),
+        ("lacks-library", "cannot be imported: libcudart"),
         ("no-hook", "not a hook"),
     ],
 )
@@ -48,6 +49,7 @@ def test_an_unknown_or_broken_hook_is_refused_with_a_hint(text, words):
         ("vllm=http://me:secret@host:8000/v1?token=secret", "vllm=http://host:8000"),
         ("webhook=https://hooks.example/T0/secret", "webhook=https://hooks.example"),
         ("command=./reload.sh --key secret", "command=./reload.sh"),
+        ("command=./reload.sh --url http://me:secret@host/x", "command=./reload.sh"),
         ("command=./it's", "command"),
         ("callback=package.module:function", "callback=package.module:function"),
         ("transformers", "transformers"),

@@ -16,9 +16,9 @@ TOKEN = "a-secret-of-the-server"
 MISSING = "start it with the flag"
 
 
-def server(address, timeout=PATIENCE):
+def server(address, timeout=PATIENCE, token=TOKEN):
     options = {"timeout": timeout, "ask_timeout": timeout, "missing": MISSING, "max_answer": 1 << 20}
-    return HttpClient(address, token=TOKEN, **options)
+    return HttpClient(address, token=token, **options)
 
 
 @contextlib.contextmanager
@@ -250,6 +250,11 @@ def test_a_failed_query_is_an_unreachable_engine(fake, status):
         "http://host:0",
         "unix:/run/x",
         "http://host/?a=b",
+        "http://a..b:8000",
+        f"http://{'a' * 64}:8000",
+        "http://a b:8000",
+        "http://host/a b",
+        "http://host/\u00fc",
         "",
     ],
 )
@@ -264,6 +269,28 @@ def test_an_address_with_a_secret_is_refused_without_showing_it(address):
     with pytest.raises(ConfigError) as error:
         server(address)
     assert "hunter2" not in shown(error.value)
+
+
+def test_an_ipv6_address_without_a_port_is_one_with_the_usual_port(monkeypatch):
+    asked = []
+
+    def connect(address, *_):
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    for address in ("http://[::1]", "https://[fd00::2]/load"):
+        with pytest.raises(EngineUnreachableError):
+            server(address).get("/health")
+    assert asked == [("::1", 80), ("fd00::2", 443)]
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\n", f"{TOKEN}\nanother", f"{TOKEN}\u20ac", f"{TOKEN}\udcff"])
+def test_a_token_that_no_header_can_have_is_a_config_error_that_does_not_show_it(fake, token):
+    with pytest.raises(ConfigError, match="line feed") as error:
+        server(fake.address, token=token).get("/health")
+    assert TOKEN not in shown(error.value)
+    assert fake.seen == []
 
 
 def test_proxies_from_the_environment_are_ignored(fake, monkeypatch):

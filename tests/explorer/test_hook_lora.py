@@ -73,6 +73,10 @@ def _metrics(running, waiting):
     return f"vllm:lora_requests_info{{{labels}}} 1.8e+09\n"
 
 
+def _running(replica):
+    return f'vllm:num_requests_running{{engine="{replica}",model_name="m"}} 1.0\n'
+
+
 def test_without_usage_metrics_adapters_are_unloaded_after_the_drain_time(tmp_path):
     with LoraBed(tmp_path, keep="1", drain="3600") as bed:
         bed.engine.tells_use = False
@@ -221,6 +225,8 @@ def test_invalid_settings_are_refused(settings):
         ("# HELP vllm:lora_requests_info Running stats\n", frozenset()),
         (_metrics("", ""), frozenset()),
         (_metrics("a-1.1,a-1.2", "a-1.3"), frozenset({"a-1.1", "a-1.2", "a-1.3"})),
+        (_running(0) + _metrics("new", ""), frozenset({"new"})),
+        (_running(0) + _running(1) + _metrics("of one of them", ""), None),
         (_metrics("old", "").replace("1.8e", "1.7e") + _metrics("new", ""), frozenset({"new"})),
         (_metrics("new", "") + _metrics("old", "").replace("1.8e", "1.7e"), frozenset({"new"})),
         (_metrics("odd", "").replace("1.8e+09", "?") + _metrics("new", ""), frozenset({"new"})),

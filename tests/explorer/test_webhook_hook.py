@@ -212,12 +212,31 @@ def test_a_signature_depends_on_body_time_and_key():
 
 @pytest.mark.parametrize(
     ("status", "becomes"),
-    [(422, RefusedError), (409, RefusedError), (503, EngineUnreachableError), (429, EngineUnreachableError)],
+    [
+        (422, RefusedError),
+        (409, RefusedError),
+        (404, RefusedError),
+        (503, EngineUnreachableError),
+        (429, EngineUnreachableError),
+    ],
 )
 def test_a_receiver_may_refuse_a_version_or_be_unavailable(bed, target, status, becomes):
     bed.receiver.statuses["prepare"] = status
     with pytest.raises(becomes, match=f"prepare with {status}"):
         bed.open().prepare(target)
+
+
+@pytest.mark.parametrize("status", [404, 422, 503])
+def test_any_error_to_load_or_commit_is_a_failed_load_and_to_abort_a_dead_engine(bed, target, status):
+    hook = bed.open()
+    bed.receiver.statuses.update(load=status, commit=status, abort=status)
+    hook.prepare(target)
+    with pytest.raises(LoadFailedError, match=f"load with {status}"):
+        hook.load(target)
+    with pytest.raises(LoadFailedError, match=f"commit with {status}"):
+        hook.commit(target)
+    with pytest.raises(EngineDeadError, match=f"abort with {status}"):
+        hook.abort(target)
 
 
 def test_a_key_echoed_by_the_receiver_is_masked(bed, target):

@@ -196,7 +196,7 @@ def check_neighbours(watched, row, record, *, finds):
     nudge(model, "model.embed_tokens.weight")
     assert watched.load(3, model).kind == "applied"
     assert watched.report().proof.checksums == "changed"
-    watched.hook._reload = lambda directory, label: watched.hook._set_engine_label(label)
+    watched.hook._reload = lambda directory, label: watched.hook.mark(label)
     nudge(model, "model.layers.0.self_attn.o_proj.weight")
     outcome, found = watched.load(4, model), watched.report()
     record(f"{row.name}: no load of a neighbour: {found.state}, {outcome.reason or found.proof.checksums}")

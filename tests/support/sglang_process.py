@@ -77,7 +77,7 @@ class SglangRealBed(RealBed):
 
     def inject(self, fault):
         assert fault == "label without load"
-        self.hook._reload = lambda _, label: self.hook._set_engine_label(label)
+        self.hook._reload = lambda _, label: self.hook.mark(label)
 
     def load_stale(self, hook, target):
         body = {"model_path": target.path, "weight_version": target.label, "flush_cache": False}

@@ -216,6 +216,8 @@ class Push(ABC):
         try:
             with contextlib.closing(opened):
                 opened.push(label, tensors)
+        except RuntimeError as error:  # torch's own, as for a GPU without room
+            raise LoadFailedError(f"{way}: {(str(error).splitlines() or [''])[0]}") from error
         finally:
             self.touched = opened.touched
 

@@ -10,7 +10,7 @@ from support.real_adapters import LORA_FLAGS, AdapterBed, RealAdapters, named, s
 from support.real_bed import CLOSE, LIMIT
 from support.vllm_process import VllmRealBed, vllm
 
-from explorer_hooks.hooks.vllm_lora import LoraHook, in_use
+from explorer_hooks.hooks.vllm_lora import LoraHook
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 
@@ -49,7 +49,7 @@ class TestContract(RealAdapters):
         hook = bed.open()
         load(hook, bed.target((1, 1)))
         thread, answered = streaming(bed, named(1), 450)
-        assert in_use(hook._server) == {named(1)} or not thread.is_alive()
+        assert hook._used() == {named(1)} or not thread.is_alive()
         for step in range(2, 6):
             load(hook, bed.target((1, step)))
             if thread.is_alive():

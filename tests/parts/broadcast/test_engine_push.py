@@ -229,6 +229,18 @@ def test_an_engine_that_refuses_a_bucket_stays_paused_until_files_are_loaded(eng
     assert engine.state()["digest"] == digest_of(tensors)
 
 
+def test_a_tensor_that_torch_cannot_copy_is_a_failed_load(engine, start, tmp_path):
+    """As on a GPU without room for a copy."""
+    hook, good = hook_of(engine), weights(start, 1)
+    known = target(good, tmp_path / "good", (1, 1))
+    load(hook, known)
+    with pytest.raises(LoadFailedError, match="meta"):
+        hook.load_tensors("1.2+a", {name: tensor.to("meta") for name, tensor in weights(start, 2).items()})
+    hook.abort(known)
+    assert engine.state()["digest"] == digest_of(good)
+    assert hook.current_version() == Running(label(1))
+
+
 def test_an_engine_killed_during_a_push_can_be_loaded_after_its_restart(engine, start, tmp_path):
     hook, tensors = hook_of(engine), weights(start, 2)
     engine.break_at("update", "SIGKILL", 1)
