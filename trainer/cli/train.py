@@ -115,7 +115,7 @@ def train(
 
         settled = next_job_dir(job)
         show(settled, contradictions(settled), allowed)
-        check_model(settled)
+        check_model(settled, trust=trust)
         return
     check_model(job, trust=trust)
     from trainer.launch.train import train as start  # noqa: PLC0415
