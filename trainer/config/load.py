@@ -80,9 +80,11 @@ def _forget_derived(table: dict[str, Any]) -> None:
 def _forget_unread(table: dict[str, Any]) -> None:
     # Earlier releases wrote values for keys that the algorithm does not read, which a user may not give.
     section, engine = table.get("algorithm"), table.get("engine", {})
-    if not isinstance(section, dict) or engine.get("name", VERL) != VERL:
+    if not isinstance(section, dict) or not isinstance(engine, dict) or engine.get("name", VERL) != VERL:
         return
     chosen = {key: section[key] for key in ("name", "advantage", "loss") if section.get(key)}
+    if not all(isinstance(name, str) for name in chosen.values()):
+        return  # the check of the file refuses it
     former = [key for key, value in _FORMER_DEFAULTS.items() if section.get(key) == value]
     is_sft = chosen.get("name") == SFT
     for key in (*former, "options") if is_sft else unread(AlgorithmSection.model_construct(**chosen)):

@@ -337,6 +337,8 @@ def test_bad_input_is_one_clear_message(
     [
         ("--set trainer.logger=3", "trainer.logger: is not text"),
         ("--set algorithm.adv_estimator=[gae]", "algorithm.adv_estimator: is not text"),
+        ("--set actor_rollout_ref.actor.grad_clip=[1]", "actor_rollout_ref.actor.grad_clip: is not a number"),
+        ("--set defaults=3", "defaults: is not text"),
         (
             "--set actor_rollout_ref.actor.optim.lr=0 --without actor_rollout_ref.actor.optim.min_lr_ratio",
             "lr = 0",
