@@ -21,6 +21,7 @@ from trainer.config.load import load_config
 from trainer.parts.importing.configuration import TYPES
 from trainer.parts.importing.rules import CALLED, READING
 from trainer.parts.importing.run import flat
+from trainer.parts.importing.start import StartResumed
 from trainer.parts.importing.table import PROJECTS, read_table
 
 DATA = Path(__file__).parents[2] / "data/importing"
@@ -370,6 +371,23 @@ def test_nothing_is_overwritten_and_a_taken_directory_is_refused(
     assert flat(tomllib.loads(capsys.readouterr().out))["job.dir"] == str(tmp_path / "new")
     assert run(["import", str(tmp_path / "none.yaml")]) == 74
     assert run(["import", name, "--without", "no.such"]) == 2
+
+
+def test_the_directory_of_the_job_file_is_made_before_anything_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --resume an export takes long, and a second import refuses the job directory that it has filled."""
+    job, step, exported = tmp_path / "new/job.toml", tmp_path / "verl/global_step_5", list[bool]()
+    step.mkdir(parents=True)
+    monkeypatch.setattr(StartResumed, "export", lambda *_: exported.append(job.parent.is_dir()))
+    resumed = ["--from-checkpoint", str(step), "--resume"]
+    assert run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(job), *resumed]) == 0, capsys.readouterr()
+    assert exported == [True]
+    assert job.is_file()
+    (tmp_path / "file").touch()
+    job = tmp_path / "file/job.toml"
+    assert run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(job), *resumed]) == 74
+    assert len(exported) == 1
 
 
 def test_a_fifo_is_no_configuration_and_does_not_block(tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ def import_config(
         return Imported(table, outcome, "")
     text = job_text(outcome.entries, _head(table, path))
     config = _checked(text, to or "job.toml")
+    if to is not None:
+        with storage_errors(to):
+            os.makedirs(os.path.dirname(os.path.abspath(to)), exist_ok=True)
     if start is not None:
         start.export(config)
     if to is not None:
