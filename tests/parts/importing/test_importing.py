@@ -18,10 +18,10 @@ from explorer_hooks.run.load import load_file
 from syncd.jobfile.model import KEYS
 from trainer.cli.main import run
 from trainer.config.load import load_config
+from trainer.parts.importing import start
 from trainer.parts.importing.configuration import TYPES
 from trainer.parts.importing.rules import CALLED, READING
 from trainer.parts.importing.run import flat
-from trainer.parts.importing.start import StartResumed
 from trainer.parts.importing.table import PROJECTS, read_table
 
 DATA = Path(__file__).parents[2] / "data/importing"
@@ -379,7 +379,7 @@ def test_the_directory_of_the_job_file_is_made_before_anything_is_exported(
     """With --resume an export takes long, and a second import refuses the job directory that it has filled."""
     job, step, exported = tmp_path / "new/job.toml", tmp_path / "verl/global_step_5", list[bool]()
     step.mkdir(parents=True)
-    monkeypatch.setattr(StartResumed, "export", lambda *_: exported.append(job.parent.is_dir()))
+    monkeypatch.setattr(start, "export_training", lambda *_: exported.append(job.parent.is_dir()))
     resumed = ["--from-checkpoint", str(step), "--resume"]
     assert run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(job), *resumed]) == 0, capsys.readouterr()
     assert exported == [True]
