@@ -234,7 +234,8 @@ def run(group: click.Group, program: str, args: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):  # as in `print_error`
+            error.show()
         return _USAGE
     except Exception as error:  # noqa: BLE001 - the last line of defence
         return _report(error, program, args)

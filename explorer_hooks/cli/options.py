@@ -13,12 +13,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def checked_config(name: str, value: str) -> str:
-    if not value or value.startswith("--"):
-        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
-    return value
-
-
 def health_option(command: F) -> F:
     """Add `--health`, an address to answer health checks at."""
     text = "Answer HTTP requests: 200 while the engine is ready, else 503. Without HOST on this host only."
@@ -35,7 +29,7 @@ def explorer_command(work: Callable[..., None]) -> click.Command:
         click.option("--name", metavar="NAME", show_default="explorer.name of CONFIG", help=name),
         trust_option,
         overrides_argument,
-        config_argument(checked_config),
+        config_argument,
     ):
         work = add(work)
     return click.command(cls=JobFileCommand)(work)

@@ -98,9 +98,9 @@ def publish(
 
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
     answer = None if probe is None else _probe_in(disk, probe)
-    if baseline is not None:
-        _record(opened, _probe_in(disk, baseline), baseline)
     export = read_export(disk, directory)
+    if baseline is not None:  # after what may refuse DIR: what is recorded stays
+        _record(opened, _probe_in(disk, baseline), baseline)
     choices: dict[str, Any] = {"rewind": rewind, "allow_nonfinite": allow_nonfinite, "probe": answer}
     if parent is None:
         manifest, why_whole = publish_export(opened, step, disk, export, **choices), ""

@@ -148,7 +148,7 @@ def read_toml(path: str) -> TomlFile:
         raise ConfigError(
             f"cannot be read ({error.strerror})", path=path, hint=f"ls -lL {shlex.quote(str(path))}"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not TOML: {error}", path=path) from error
 
 
@@ -194,7 +194,7 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str]]:
 def _value(name: str, text: str, keys: Keys) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     if document.keys() != {"value"}:
         return text

@@ -44,11 +44,22 @@ class JobFileCommand(click.Command):
         return {f"--{name}": about for name, about in descriptions.items() if f".{NAME}." not in name}
 
 
-def config_argument(check: Callable[[str, str], str]) -> Callable[[F], F]:
-    """Return a decorator that adds the argument CONFIG; `check`, of name and value, returns the path or raises."""
-    return click.argument(
-        "config", metavar="CONFIG", type=UncheckedPath(), callback=lambda _, __, value: check("CONFIG", value)
+def config_argument(command: F) -> F:
+    """Add the argument CONFIG."""
+    add = click.argument(
+        "config",
+        metavar="CONFIG",
+        type=UncheckedPath(),
+        callback=lambda _, __, value: check_file("CONFIG", value),
     )
+    return add(command)
+
+
+def check_file(name: str, value: str) -> str:
+    """Return the path of a file that stands before `--section.key value`."""
+    if not value or value.startswith("--"):
+        raise click.BadParameter(f"{value!r} is not a file; {name} comes before --section.key value")
+    return value
 
 
 def overrides_argument(command: F) -> F:

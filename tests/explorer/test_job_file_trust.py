@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("pydantic", reason="explorers need pydantic")
 
+from support.stand_ins import leave_model
+
 from explorer_hooks.cli.main import run as explorer
 from syncd.errors import ConfigError
 from syncd.jobfile.code_trust import require_own_model
@@ -189,6 +191,16 @@ def test_the_trainer_runs_no_code_of_a_model_that_such_a_file_allows(job, capsys
     assert "runs code" not in capsys.readouterr().err
     trainer([verb, str(path), "--dry-run", "--model.trust_remote_code", "false"])
     assert "runs code" not in capsys.readouterr().err
+
+
+def test_a_dry_run_trusts_what_the_start_would_trust(job, tmp_path, capsys):
+    leave_model(job / "model")
+    job.chmod(0o777)
+    path = tmp_path / "own.toml"
+    path.write_text(f'[job]\ndir = "{job}"\n[model]\npath = "{job}/model"\ntrust_remote_code = true\n')
+    assert trainer(["train", str(path), "--dry-run"]) == 78
+    assert "runs code of the model" in capsys.readouterr().err
+    assert trainer(["train", str(path), "--dry-run", "--trust-job-file"]) == 0
 
 
 def test_code_of_a_model_in_a_job_must_be_this_users(job, tmp_path):

@@ -106,6 +106,17 @@ def test_the_baseline_is_recorded_once_a_job(shell, job, export, tmp_path):
     assert (done.code, "the probe's file does not exist" in done.err) == (2, True)
 
 
+def test_a_directory_that_is_refused_leaves_no_baseline(shell, job, export, tmp_path):
+    (tmp_path / "base.json").write_bytes(
+        encode_probe(Probe(PROBE.tokens, ((-1.5, -3.0),), "float32", "keep"))
+    )
+    (tmp_path / "wrong").mkdir()
+    assert shell("publish", job.root, 7, tmp_path / "wrong", "--baseline", tmp_path / "base.json").code == 2
+    (tmp_path / "base.json").write_bytes(encode_probe(PROBE))
+    assert shell("publish", job.root, 7, export, "--baseline", tmp_path / "base.json").code == 0
+    assert read_base_probe(job) == PROBE
+
+
 def test_a_step_that_no_marker_names_is_announced_with_the_same_probe_only(job, export):
     publish_directory(job, 7, str(export), probe=PROBE)
     os.unlink(job.marker)

@@ -118,7 +118,8 @@ def test_the_sweep_finds_a_writer_that_writes_in_place(one_step):
     assert any("marker" in problem for problem in result.problems), result.problems
 
 
-def test_an_error_keeps_its_exit_code_if_stderr_cannot_be_written(tmp_path):
+@pytest.mark.parametrize(("option", "code"), [("--once", 74), ("--onc", 2)])
+def test_an_error_keeps_its_exit_code_if_stderr_cannot_be_written(tmp_path, option, code):
     with open("/dev/full", "w", encoding="ascii") as full:
-        command = syncd("watch", f"{tmp_path}/none", "--once")
-        assert subprocess.run(command, stderr=full, env=ENVIRONMENT, check=False).returncode == 74
+        command = syncd("watch", f"{tmp_path}/none", option)
+        assert subprocess.run(command, stderr=full, env=ENVIRONMENT, check=False).returncode == code

@@ -105,6 +105,11 @@ def test_a_malformed_option_is_a_usage_error(write, arguments):
         load_config(write(), arguments)
 
 
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_value_that_no_program_can_read_is_refused_like_any_other(write, value):
+    assert "job.seed = " in refused(write(), "--job.seed", value)
+
+
 def test_an_option_without_a_value_does_not_consume_the_next_option(write):
     with pytest.raises(UsageError, match=r"--trainer\.start_daemon has no value"):
         load_config(write(), ["--trainer.start_daemon", "--sync.interval", "2"])
@@ -459,7 +464,14 @@ def test_a_section_that_is_not_a_table_is_refused(write):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"[job", "not TOML"), (b"\xff\xfe", "not TOML"), (None, "cannot be read")]
+    ("content", "said"),
+    [
+        (b"[job", "not TOML"),
+        (b"\xff\xfe", "not TOML"),
+        (None, "cannot be read"),
+        (b"a = " + b"[" * 5000, "not TOML"),
+        (b"a = " + b"9" * 5000, "not TOML"),
+    ],
 )
 def test_a_file_that_is_not_toml_or_cannot_be_read_is_refused(tmp_path, content, said):
     path = tmp_path / "file.toml"

@@ -256,6 +256,18 @@ def test_looking_up_the_next_job_directory_creates_nothing(file, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("table", "value"),
+    [("engine", "verl"), ("algorithm", {"name": ["grpo"]}), ("algorithm", {"loss": {"name": "gspo"}})],
+)
+def test_a_copy_that_was_edited_wrongly_is_refused_as_any_file_is(file, table, value):
+    path = kept_path(enter_job_dir(load_config(file)).job.dir)
+    edited = tomllib.loads(read(path)) | {table: value}
+    Path(path).write_text(f"{FIRST_LINE}\n{tomli_w.dumps(edited)}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{table}.* is not"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
     ("name", "agrees"), [("grpo", True), ("gpg", True), ("sapo", True), ("rloo", True), ("gspo", False)]
 )
 def test_a_config_of_an_earlier_release_is_accepted_unless_its_defaults_differ(file, name, agrees):

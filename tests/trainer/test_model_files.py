@@ -133,6 +133,34 @@ def test_a_missing_sft_file_is_a_storage_error(write, tmp_path):
         check_model(load_config(write(SFT.format(kind="jsonl"))))
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_sft_file_that_cannot_be_read_is_named(write, tmp_path, kind):
+    pytest.importorskip("pyarrow")
+    leave_model(tmp_path / "model")
+    with pytest.raises(StorageError) as caught:
+        check_model(load_config(write(SFT.format(kind=kind))))
+    assert str(caught.value).endswith(f"{tmp_path}/rows.{kind}")
+
+
+def test_an_sft_file_that_is_not_utf_8_is_refused_by_whoever_reads_its_rows(write, tmp_path):
+    read_examples = pytest.importorskip("trainer.experience.sft").read_examples
+    leave_model(tmp_path / "model", tokenizer=False)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes('{"prompt": "caf\u00e9", "response": "b"}\n'.encode("latin-1"))
+    check_model(load_config(write(SFT.format(kind="jsonl"))))
+    with pytest.raises(ConfigError, match="not an SFT data set"):
+        read_examples(str(rows))
+
+
+@pytest.mark.parametrize("name", ["text_config", "num_attention_heads", "num_key_value_heads", "hidden_size"])
+def test_null_in_a_model_s_config_stands_for_what_transformers_takes(write, tmp_path, name):
+    path = leave_model(tmp_path / "model") + "/config.json"
+    document = json.loads((tmp_path / "model/config.json").read_text())
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"num_attention_heads": 4, "hidden_size": 32, **document, name: None}, file)
+    check_model(load_config(write("[model.lora]\nrank = 4\n")))
+
+
 def test_the_model_of_another_engine_is_not_checked(write):
     check_model(load_config(write('[engine]\nname = "other"\n')))
 

@@ -38,7 +38,7 @@ def job_command(work: Callable[..., None]) -> click.Command:
         click.option("--nproc", type=click.IntRange(min=1), metavar="N", help=nproc),
         click.option("--dry-run", is_flag=True, help=dry_run),
         overrides_argument,
-        config_argument(check_file),
+        config_argument,
     ):
         work = add(work)
     return click.command(cls=JobFileCommand, names=plugin_names)(work)
@@ -59,13 +59,6 @@ def show(config: "JobFile", contradictions: "Sequence[Contradiction]", allowed: 
     for contradiction in contradictions:
         kind = "change" if contradiction.key in allowed else "contradiction"
         click.echo(f"{kind}: {contradiction}", err=True)
-
-
-def check_file(name: str, value: str) -> str:
-    """Return the path of a file that stands before `--section.key value`."""
-    if not value or value.startswith("--"):
-        raise click.BadParameter(f"{value!r} is no file; {name} comes before --section.key value")
-    return value
 
 
 @job_command
@@ -115,7 +108,7 @@ def train(
 
         settled = next_job_dir(job)
         show(settled, contradictions(settled), allowed)
-        check_model(settled)
+        check_model(settled, trust=trust)
         return
     check_model(job, trust=trust)
     from trainer.launch.train import train as start  # noqa: PLC0415

@@ -52,11 +52,16 @@ def require_groups(config: JobFile, ranks: int) -> None:
         )
 
 
+def text_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a model's config that describes its text model; null stands for none, as in transformers."""
+    return model.get("text_config") or model
+
+
 def check_heads(config: JobFile, model: Mapping[str, Any], path: str) -> None:
     """Refuse a model whose heads the ranks of a row cannot share; one that does not count them, verl refuses."""
-    degree, own = degree_of(config), model.get("text_config", model)
-    heads = own.get("num_attention_heads", degree)
-    keys = own.get("num_key_value_heads", heads)
+    degree, own = degree_of(config), text_config(model)
+    heads = own.get("num_attention_heads") or degree
+    keys = own.get("num_key_value_heads") or heads
     if heads % degree or (keys % degree and degree % keys):  # keys of fewer heads than ranks are repeated
         text = f"{heads} heads ({keys} of keys) cannot be divided by {_KEY} = {degree}"
         divisors = (size for size in range(degree - 1, 1, -1) if not heads % size and not keys % size)

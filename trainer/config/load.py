@@ -22,7 +22,6 @@ from trainer.config.algorithms import (
 from trainer.config.critic import algorithm_of, critic_problems
 from trainer.config.known_figures import metric_problems
 from trainer.config.schedule import optimizer_problems
-from trainer.config.sync import sync_problems
 from trainer.config.verl_keys import verl_problems
 from trainer.plugins import SAMPLE_STRATEGY, unknown_name
 
@@ -80,9 +79,11 @@ def _forget_derived(table: dict[str, Any]) -> None:
 def _forget_unread(table: dict[str, Any]) -> None:
     # Earlier releases wrote values for keys that the algorithm does not read, which a user may not give.
     section, engine = table.get("algorithm"), table.get("engine", {})
-    if not isinstance(section, dict) or engine.get("name", VERL) != VERL:
+    if not isinstance(section, dict) or not isinstance(engine, dict) or engine.get("name", VERL) != VERL:
         return
     chosen = {key: section[key] for key in ("name", "advantage", "loss") if section.get(key)}
+    if not all(isinstance(name, str) for name in chosen.values()):
+        return  # the check of the file refuses it
     former = [key for key, value in _FORMER_DEFAULTS.items() if section.get(key) == value]
     is_sft = chosen.get("name") == SFT
     for key in (*former, "options") if is_sft else unread(AlgorithmSection.model_construct(**chosen)):
@@ -99,7 +100,7 @@ def check(config: JobFile) -> Iterator[Problem]:
         yield from verl_problems(config)
     elif (point := registered(ENGINE_CHECKS).get(config.engine.name)) is not None:
         yield from point.load()(config)
-    yield from sync_problems(config)
+    yield from _sync(config)
 
 
 def _names(config: JobFile) -> Iterator[Problem]:
@@ -176,6 +177,17 @@ def _selection(config: JobFile) -> Iterator[Problem]:
             nearest(section.metric, produced) or "explorer.evaluation.tasks, or explorer.evaluation.sets.NAME"
         )
         yield Problem("selection.metric", text, hint)
+
+
+def _sync(config: JobFile) -> Iterator[Problem]:
+    """Yield what is wrong with `delta = "on"` where no step could be a delta."""
+    key = "sync.delta"
+    if config.sync.delta == "on" and config.sync.mode == "stream":
+        text = f'{key} = "on" has no effect with sync.mode = "stream", which keeps no weights to compare with'
+        yield Problem(key, text, 'sync.mode = "background", or sync.delta = "auto"')
+    if config.sync.delta == "on" and config.model.publishes_adapters:
+        text = f'{key} = "on" has no effect with steps that are adapters'
+        yield Problem(key, text, 'model.lora.publish = "merged", or sync.delta = "auto"')
 
 
 LOADER = Loader(

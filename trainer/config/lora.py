@@ -14,6 +14,7 @@ from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, shown
 from syncd.jobfile.sections import LoraSection
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
+from trainer.config.attention import text_config
 
 _METHODS = frozenset({SyncMethod.CHECKPOINT.value, SyncMethod.AUTO.value})
 _PLACE = f"model.lora.adapter is a directory with {ADAPTER_CONFIG} and {ADAPTER}, as peft's save_pretrained writes it"
@@ -92,7 +93,7 @@ def check_start_adapter(section: LoraSection) -> None:
 
 def check_rank(section: LoraSection, model: Mapping[str, Any], path: str) -> None:
     """Refuse adapters of a rank above the model's width, which could be no more than whole weights."""
-    width = model.get("text_config", model).get("hidden_size")
+    width = text_config(model).get("hidden_size")
     if isinstance(width, int) and section.rank > width:
         text = f"model.lora.rank = {section.rank} is more than the model's width, {width}"
         raise ConfigError(text, path=path, hint="model.lora.rank = 16, or 0 to train all weights")

@@ -130,7 +130,9 @@ def _data_size(header: bytes) -> int:
 def _needs_tokenizer(config: JobFile) -> str:
     if config.algorithm.name != SFT:
         return "explorers load it from the steps"
-    return "" if _has_tokens(config.data.sft_path) else f"the rows of {config.data.sft_path} are texts"
+    path = config.data.sft_path
+    with storage_errors(path):
+        return "" if _has_tokens(path) else f"the rows of {path} are texts"
 
 
 def _has_tokens(path: str) -> bool:
@@ -143,9 +145,9 @@ def _has_tokens(path: str) -> bool:
             return "tokens" in pq.read_schema(path).names
         except pa.ArrowException:
             return True
-    with open(path, encoding="utf-8") as file:
-        line = next((line for line in file if line.strip()), "{}")
     try:
+        with open(path, encoding="utf-8") as file:
+            line = next((line for line in file if line.strip()), "{}")
         return "tokens" in json.loads(line)
     except (ValueError, TypeError):
         return True

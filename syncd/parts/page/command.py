@@ -88,8 +88,9 @@ def serve(
     \b
     Exit codes:
       0   after SIGTERM or Ctrl-C
+      2   --host is no address, or others can reach it and --expose is missing
       74  there is no such job directory
-      78  the address is taken or invalid
+      78  the address is taken, or none of this host's
 
     \b
     Examples:

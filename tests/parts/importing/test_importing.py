@@ -18,6 +18,7 @@ from explorer_hooks.run.load import load_file
 from syncd.jobfile.model import KEYS
 from trainer.cli.main import run
 from trainer.config.load import load_config
+from trainer.parts.importing import start
 from trainer.parts.importing.configuration import TYPES
 from trainer.parts.importing.rules import CALLED, READING
 from trainer.parts.importing.run import flat
@@ -337,6 +338,8 @@ def test_bad_input_is_one_clear_message(
     [
         ("--set trainer.logger=3", "trainer.logger: is not text"),
         ("--set algorithm.adv_estimator=[gae]", "algorithm.adv_estimator: is not text"),
+        ("--set actor_rollout_ref.actor.grad_clip=[1]", "actor_rollout_ref.actor.grad_clip: is not a number"),
+        ("--set defaults=3", "defaults: is not text"),
         (
             "--set actor_rollout_ref.actor.optim.lr=0 --without actor_rollout_ref.actor.optim.min_lr_ratio",
             "lr = 0",
@@ -368,6 +371,23 @@ def test_nothing_is_overwritten_and_a_taken_directory_is_refused(
     assert flat(tomllib.loads(capsys.readouterr().out))["job.dir"] == str(tmp_path / "new")
     assert run(["import", str(tmp_path / "none.yaml")]) == 74
     assert run(["import", name, "--without", "no.such"]) == 2
+
+
+def test_the_directory_of_the_job_file_is_made_before_anything_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --resume an export takes long, and a second import refuses the job directory that it has filled."""
+    job, step, exported = tmp_path / "new/job.toml", tmp_path / "verl/global_step_5", list[bool]()
+    step.mkdir(parents=True)
+    monkeypatch.setattr(start, "export_training", lambda *_: exported.append(job.parent.is_dir()))
+    resumed = ["--from-checkpoint", str(step), "--resume"]
+    assert run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(job), *resumed]) == 0, capsys.readouterr()
+    assert exported == [True]
+    assert job.is_file()
+    (tmp_path / "file").touch()
+    job = tmp_path / "file/job.toml"
+    assert run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(job), *resumed]) == 74
+    assert len(exported) == 1
 
 
 def test_a_fifo_is_no_configuration_and_does_not_block(tmp_path: Path) -> None:

@@ -363,3 +363,35 @@ def test_a_flag_with_several_values_keeps_them_all(importer: Importer) -> None:
     assert importer.run("run.sh", command, "--from", "trl") == 0
     written = flat(tomllib.loads(importer.job.read_text()))
     assert (written["model.lora.targets"], written["job.seed"]) == (["q_proj", "v_proj"], 3)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'MORE="actor_rollout_ref.actor.grad_clip=0.5 algorithm.gamma=1.0"\npython3 -m verl.main_ppo {} $MORE "$@"',
+        "python3 -m verl.trainer.main_ppo {} ${{MORE:-actor_rollout_ref.actor.grad_clip=0.5}}",
+        'A="actor_rollout_ref.actor.grad_clip=0.5"\nMORE="$A"\npython3 -m verl.trainer.main_ppo {} $MORE',
+        "MORE=(actor_rollout_ref.actor.grad_clip=0.5)\npython3 -m verl.trainer.main_ppo {} ${{MORE[@]}}",
+        "MORE=()\nMORE+=(actor_rollout_ref.actor.grad_clip=0.5)\npython3 -m verl.trainer.main_ppo {} ${{MORE[@]}}",
+    ],
+)
+def test_options_that_a_variable_of_the_script_holds_count(importer: Importer, script: str) -> None:
+    assert importer.run("run.sh", script.format(_verl())) == 0
+    assert tomllib.loads(importer.job.read_text())["algorithm"]["optimizer"]["clip_grad"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        'MORE="actor_rollout_ref.actor.grad_clip=0.5"\nMORE+=" algorithm.kl_ctrl.kl_coef=0.1"',
+        'A="actor_rollout_ref.actor.grad_clip=0.5"\nA+=" x"\nMORE="$A algorithm.gamma=1.0"',
+        'if [ "$1" = long ]; then MORE="actor_rollout_ref.actor.grad_clip=0.5"; else MORE=""; fi',
+    ],
+)
+def test_options_that_only_a_run_of_the_script_would_tell_are_refused(
+    importer: Importer, assignments: str
+) -> None:
+    command = f"python3 -m verl.trainer.main_ppo {_verl()} $MORE $LR $WORDS"
+    script = f"{assignments}\nLR=1 LR=2 WORDS=a\nWORDS+=b\n{command}"
+    assert "MORE: depends on what only the script's run would tell" in importer.refusal("run.sh", script)
+    assert importer.run("run.sh", script, "--without", "MORE") == 0

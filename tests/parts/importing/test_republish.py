@@ -29,14 +29,14 @@ def weights(value: float) -> dict[str, "torch.Tensor"]:
     return {"model.embed_tokens.weight": torch.randn(8, 4), "model.norm.weight": torch.full((4,), value)}
 
 
-def verl_step(job: Path, step: int, value: float) -> None:
+def verl_step(job: Path, step: int, value: float, **others: "torch.Tensor") -> None:
     """Write what verl's FSDP checkpoint of one rank is, the tracker last."""
     actor = job / f"global_step_{step}/actor"
     (actor / "huggingface").mkdir(parents=True, exist_ok=True)
     (actor / "huggingface/config.json").write_text(
         json.dumps({"architectures": ["Qwen2ForCausalLM"], "dtype": "float32"})
     )
-    torch.save(weights(value), actor / "new.pt")
+    torch.save(weights(value) | others, actor / "new.pt")
     os.replace(actor / "new.pt", actor / "model_world_size_1_rank_0.pt")
     (job / "latest_checkpointed_iteration.txt").write_text(str(step))
 
@@ -95,6 +95,29 @@ def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: 
     record = json.loads((out / "imported.json").read_text())
     assert sorted(record["steps"]) == ["10", "5"]
     assert not any(name.endswith((".pt", ".bin")) for _, _, names in os.walk(out) for name in names)
+
+
+def test_a_step_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
+    job, out = tmp_path / "verl", tmp_path / "ours"
+    verl_step(job, 5, 1.0)
+    process = republish(job, out, tmp_path / "log")
+    try:
+        until(lambda: published(out) == 5, process)
+        verl_step(job, 10, 2.0, bias=torch.tensor([float("nan")]))
+        until(lambda: "the next step follows" in process.said(), process)
+        verl_step(job, 15, 3.0)
+        until(lambda: published(out) == 15, process)
+        assert process.said().count("the next step follows") == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    finally:
+        process.end()
+        print(process.said())
+
+
+def test_once_ends_with_the_error_of_a_step_that_is_not_finite(tmp_path: Path) -> None:
+    verl_step(tmp_path / "verl", 5, 1.0, bias=torch.tensor([float("nan")]))
+    assert run(["republish", str(tmp_path / "verl"), "--to", str(tmp_path / "ours"), "--once"]) == 65
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

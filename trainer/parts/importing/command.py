@@ -3,8 +3,8 @@
 import click
 
 from syncd.console import UncheckedPath
-from syncd.jobfile.overrides import JobFileCommand, overrides_argument
-from trainer.cli.train import check_file, plugin_names
+from syncd.jobfile.overrides import JobFileCommand, check_file, overrides_argument
+from trainer.cli.train import plugin_names
 
 AFTER = "stages"
 """The verb behind which `--help` lists this one."""

@@ -1,8 +1,8 @@
 """Reads settings from commands: `key=value` as verl's scripts give them, `--key value` as TRL's do. Nothing is run.
 
 Of a shell script only assignments, `$NAME`, `${NAME}`, `${NAME:-default}` and whole-number arithmetic are understood.
-A value that needs more stays unresolved, and so does one that the script gives twice: which of them counts, only a
-run would tell.
+Options that a variable holds stand in its place. A value that needs more stays unresolved, and so does one that the
+script gives twice: which of them counts, only a run would tell.
 """
 
 import ast
@@ -20,11 +20,13 @@ from trainer.parts.importing.read_yaml import read_scalar
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)=(.*)", re.DOTALL)
 _DELETED = re.compile(r"~([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)(?:=.*)?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_CHANGE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z][A-Za-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 _SUM = re.compile(r"\$\(\((.*?)\)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _LEFT = re.compile(r"[$`]")
+_ARRAY = re.compile(r"(?<=[A-Za-z0-9_+])=\((?!\s)((?:[^()]|\$\([^()]*\))*)\)")
 _SKIPPED = frozenset({"export", "local", "readonly"})
 _LISTS = frozenset(
     {"lora_target_modules", "lora_modules_to_save", "reward_funcs", "reward_weights", "report_to"}
@@ -34,6 +36,7 @@ _LISTS = frozenset(
 _COMPOSED = "defaults"
 """The key of the files that Hydra composes; `--config-name` names one."""
 
+_UNKNOWN = Unresolved("depends on what only the script's run would tell")
 _MOST = 1 << 53
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -47,7 +50,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_command(text: str) -> dict[str, Any]:
-    words = _words(text)
+    words, unknown = _spliced(_words(text))
     overrides, variables = dict[str, Any](), dict[str, str | None]()
     for word in words:
         if match := _OVERRIDE.fullmatch(word):
@@ -65,7 +68,7 @@ def read_command(text: str) -> dict[str, Any]:
             _add(flags, name, _flag_value(read))
         elif name == "config-name" and len(read) == 1:
             flags[_COMPOSED] = [str(read[0]).removesuffix(".yaml")]
-    return {**overrides, **flags}
+    return {**overrides, **flags, **unknown}
 
 
 def _flag_value(values: Sequence[Any]) -> Any:
@@ -76,8 +79,38 @@ def _flag_value(values: Sequence[Any]) -> Any:
 
 def _words(text: str) -> list[str]:
     arithmetic = _SUM.sub(lambda match: match[0].replace(" ", ""), text.replace("\\\n", " "))
-    spread = re.sub(r"=\(\s|(?<=\s)[();](?=\s|$)|;(?=\s)", " ", arithmetic)
+    arrays = _ARRAY.sub(r" \1 ", arithmetic)
+    spread = re.sub(r"=\(\s|(?<=\s)[();](?=\s|$)|;(?=\s)", " ", arrays)
     return [word for word in shlex.split(spread, comments=True) if word not in _SKIPPED]
+
+
+def _spliced(words: Sequence[str]) -> tuple[list[str], dict[str, Unresolved]]:
+    """Return words with the options that a variable holds in its place, and the variables that hold unknown ones."""
+    texts, holders = dict[str, str | None](), set[str]()
+    spliced, unknown = list[str](), dict[str, Unresolved]()
+    for word in words:
+        if match := _CHANGE.fullmatch(word):
+            name, appends, text = match.groups()
+            text = _VARIABLE.sub(lambda other: texts.get(other[1] or other[2]) or other[0], text)
+            others = [other[1] or other[2] for other in _VARIABLE.finditer(text)]
+            is_open = not holders.isdisjoint(others)  # what one of them holds is not known
+            is_known = not appends and not is_open and texts.get(name, text) == text
+            texts[name] = text if is_known else None
+            holders |= {name} if is_open or _holds_options(text) else set()
+        variable = _VARIABLE.fullmatch(word)
+        name = (variable[1] or variable[2]) if variable else ""
+        held = texts.get(name, os.environ.get(name, variable[3] or "")) if variable else ""
+        if held is None and name in holders:
+            unknown[name] = _UNKNOWN
+        elif held and _holds_options(held):
+            spliced += shlex.split(held)
+        else:
+            spliced.append(word)
+    return spliced, unknown
+
+
+def _holds_options(text: str) -> bool:
+    return any(_OVERRIDE.fullmatch(word) or _FLAG.fullmatch(word) for word in text.split())
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
@@ -98,7 +131,7 @@ def _add(settings: dict[str, Any], name: str, value: Any) -> None:
 def _value(text: str, variables: Mapping[str, str | None]) -> Any:
     expanded = _expanded(text, variables)
     if expanded is None:
-        return Unresolved("depends on what only the script's run would tell")
+        return _UNKNOWN
     return read_scalar(expanded)
 
 

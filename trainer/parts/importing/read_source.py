@@ -11,7 +11,7 @@ from typing import Any
 from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
 from trainer.parts.importing.configuration import Unresolved
 from trainer.parts.importing.read_command import read_command
-from trainer.parts.importing.read_yaml import YamlError, read_yaml
+from trainer.parts.importing.read_yaml import YamlError, read_scalar, read_yaml
 
 _MOST_BYTES = 4 << 20
 _MOST_DEPTH = 32
@@ -115,10 +115,7 @@ def read_setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UsageError(f"--set {text}: not KEY=VALUE", hint="--set trainer.total_training_steps=200")
-    try:
-        return key, read_yaml(value)
-    except YamlError:
-        return key, value
+    return key, read_scalar(value)
 
 
 def resolve(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +155,7 @@ def _target(key: str, reference: str, references: Mapping[str, Any]) -> Any:
         missing = f"refers to {name}, which is not in the file"
     if target is not None:
         return target
-    return _plain(default) if comma else Unresolved(missing)
+    return read_scalar(default) if comma else Unresolved(missing)
 
 
 def _absolute(key: str, name: str) -> str:
@@ -168,10 +165,3 @@ def _absolute(key: str, name: str) -> str:
         return name
     above = key.split(".")[:-ups]
     return ".".join([*above, name[ups:]])
-
-
-def _plain(text: str) -> Any:
-    try:
-        return read_yaml(text)
-    except YamlError:
-        return text

@@ -79,12 +79,23 @@ def republish_steps(
         while signals.requested is None:
             check()
             version = source.latest_version()
-            if version is not None and copier.is_new(version) and copier.copy(version) and once:
+            if version is not None and copier.is_new(version) and _copy(copier, version, once=once) and once:
                 return
             if once and time.monotonic() > ends:
                 reason = copier.refused or "no version was published"
                 raise NotReadyError(reason, path=job_dir, hint=f"syncd ls {job_dir}")
             time.sleep(_POLL)
+
+
+def _copy(copier: "StepCopier", version: Version, *, once: bool) -> bool:
+    """Copy a version; one that is damaged is passed over, unless it is the only one that is asked for."""
+    try:
+        return copier.copy(version)
+    except CorruptDataError as error:
+        if once:
+            raise
+        copier.pass_over(version, error)
+        return False
 
 
 @contextlib.contextmanager
@@ -142,6 +153,11 @@ class StepCopier:
         self._done, self.refused = version, ""
         self._source.confirm(version.pair)
         return True
+
+    def pass_over(self, version: Version, error: CorruptDataError) -> None:
+        """Say why a version is not copied, and wait for the next one."""
+        self._refuse(f"step {version.step}: {error}; the next step follows")
+        self._done = version
 
     def _is_there(self, step: int) -> bool:
         return exists(self._target.job.disk, f"{self._target.job.step(step)}/{MANIFEST}")

@@ -34,12 +34,12 @@ def republish(job: str, to: str, once: bool, state_dir: str | None, dtype: str) 
     r"""Publish each step of JOB, a running job of Trinity-RFT or verl, as safetensors in a second job.
 
     Files of FSDP's ranks or of Megatron become safetensors, which any hook follows. Where no daemon leads one of the
-    jobs, the command starts one. It runs until SIGTERM.
+    jobs, the command starts one. It runs until SIGTERM; a step that is damaged or not finite is passed over.
 
     \b
     Exit codes:
       3   with --once: no version was published in 2 minutes
-      65  a step is damaged
+      65  with --once: the step is damaged, or not finite
 
     \b
     Examples:

@@ -173,10 +173,10 @@ def least(numbers: Iterable[int | None]) -> int | None:
 
 
 def agreed(values: Iterable[Any], why: str) -> Any:
-    different = {value for value in values if value is not None}
-    if len(different) > 1:
+    first, *others = [value for value in values if value is not None] or [None]
+    if any(other != first for other in others):
         raise CannotMapError(why)
-    return different.pop() if different else None
+    return first
 
 
 def pair(first: Any, second: Any) -> list[Any]:

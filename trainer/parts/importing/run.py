@@ -74,13 +74,16 @@ def import_config(
     outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome)
     outcome.by_hand |= _taskless(outcome) | _served(outcome) | _warm(outcome)
     _make_room(outcome)
-    start = enter_start(outcome, checkpoint, to, resume=resume)
+    export = enter_start(outcome, checkpoint, to, resume=resume)
     if outcome.refusals:
         return Imported(table, outcome, "")
     text = job_text(outcome.entries, _head(table, path))
     config = _checked(text, to or "job.toml")
-    if start is not None:
-        start.export(config)
+    if to is not None:
+        with storage_errors(to):
+            os.makedirs(os.path.dirname(os.path.abspath(to)), exist_ok=True)
+    if export is not None:
+        export(config)
     if to is not None:
         _write(text, to)
     return Imported(table, outcome, text)

@@ -13,6 +13,7 @@ from syncd.protocol.probe import Probe
 from syncd.protocol.writer import StepWriter
 from syncd.transports.base import FILES, WeightSender
 from syncd.transports.host_memory import HostMemory
+from trainer.config.attention import text_config
 from trainer.config.model_files import read_model_config
 from trainer.engines.base import EngineContext, Metrics
 from trainer.engines.files import FileEngine
@@ -54,7 +55,7 @@ class TinkerEngine(FileEngine):
         session = self._session = TinkerSession(options.url, self._key, options.timeout)
         name, longest = session.base_model(options.base_model)
         read = read_model_config(config.model.path)
-        vocabulary = read.get("text_config", read).get("vocab_size")
+        vocabulary = text_config(read).get("vocab_size")
         self._limits = Limits(
             vocabulary if type(vocabulary) is int else None, longest, "the tinker server's model"
         )
