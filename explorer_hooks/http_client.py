@@ -215,9 +215,8 @@ class HttpClient:
     def _connection(self, timeout: float) -> http.client.HTTPConnection:
         is_secure = self._url.scheme == "https"  # then the default context checks certificate and name
         kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
-        return kind(
-            self.host, self.port, timeout=timeout
-        )  # without a port it would look for one in an IPv6 address
+        # Without a port it would look for one in an IPv6 address.
+        return kind(self.host, self.port, timeout=timeout)
 
     def _exchanged(
         self, connection: http.client.HTTPConnection, request: str, body: Mapping[str, Any] | None

@@ -209,7 +209,8 @@ class RunningEngine:
                 status.unproven.begin(weights.label)
             status.is_proven = self._prover.prove(weights, again=again) is not None
             status.unproven.end(is_proven=True)
-        except RefusedError:  # the kind of its adapter cannot be read now, which says nothing about the engine
+        except RefusedError:
+            # The kind of its adapter cannot be read now, which says nothing about the engine.
             status.is_proven = status.is_proven and again
             status.unproven.end(is_proven=again)
         except EngineUnreachableError as error:

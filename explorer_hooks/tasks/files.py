@@ -42,9 +42,8 @@ def read_parquet(path: str, section: TaskSetSection) -> ReadTasks:
     except FileNotFoundError:
         raise _missing(path) from None
     except (ArrowException, LookupError, OSError, ValueError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # Arrow says of damage OSError, without a number
+        # Arrow says of damage OSError, without a number.
+        if isinstance(error, OSError) and error.errno is not None:
             raise StorageError(error.strerror or str(error), path=path) from error
         raise ConfigError(f"cannot be read as Parquet: {first_line(error)}", path=path) from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from syncd.errors import CorruptDataError, UsageError
+from syncd.errors import CorruptDataError, UsageError, first_line
 from syncd.experience.formats import SCHEMA, check_format, column, values
 from syncd.experience.model import Experience, check_total
 from syncd.protocol.digest import DEFAULT, hasher
@@ -142,7 +142,7 @@ def decode_batch(data: bytes, path: str) -> tuple[Experience, ...]:
 
 
 def _reason(error: Exception) -> str:
-    reason = (str(error).splitlines() or [""])[0][:300]
+    reason = first_line(error)[:300]
     return reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
 
 

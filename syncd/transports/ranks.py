@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from syncd.errors import StorageError, SyncdError, TimedOutError
+from syncd.errors import StorageError, SyncdError, TimedOutError, first_line
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -133,7 +133,7 @@ def lost_rank(error: BaseException) -> TimedOutError | None:
 
 def _lost(error: BaseException) -> TimedOutError:
     # gloo's second sentence guesses at bugs.
-    reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
+    reason = first_line(error).partition(". ")[0]
     return TimedOutError(
         f"another rank has ended or does not answer: {reason}",
         hint="read the log of the rank that failed first",

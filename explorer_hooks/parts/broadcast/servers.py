@@ -17,7 +17,7 @@ from explorer_hooks.parts.broadcast.neighbours import require_shared_memory
 from explorer_hooks.parts.broadcast.received import allocate
 from explorer_hooks.parts.broadcast.segments import remove_leftovers
 from explorer_hooks.parts.broadcast.shared import SharedBucket
-from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.errors import EngineUnreachableError, LoadFailedError, SyncdError, first_line
 from syncd.protocol.backend import NCCL
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Push(ABC):
             with contextlib.closing(opened):
                 opened.push(label, tensors)
         except RuntimeError as error:  # torch's own, as for a GPU without room
-            raise LoadFailedError(f"{way}: {(str(error).splitlines() or [''])[0]}") from error
+            raise LoadFailedError(f"{way}: {first_line(error)}") from error
         finally:
             self.touched = opened.touched
 

@@ -20,7 +20,7 @@ from torch.multiprocessing import reductions
 from explorer_hooks.parts.broadcast.delivery import Tensors, described
 from explorer_hooks.parts.broadcast.received import segment_of
 from explorer_hooks.parts.broadcast.segments import DIRECTORY, HEADER, Segment, places
-from syncd.errors import LoadFailedError
+from syncd.errors import LoadFailedError, first_line
 
 _DEVICE = 6  # where `rebuild_cuda_tensor` takes the device; SGLang takes the GPU's UUID there
 
@@ -121,9 +121,7 @@ class GpuBucket(SharedBucket):
         try:
             self._shared = [self._exported() for _ in range(workers)]
         except RuntimeError as error:
-            problem = (
-                f"CUDA does not share the memory of these tensors: {(str(error).splitlines() or [''])[0]}"
-            )
+            problem = f"CUDA does not share the memory of these tensors: {first_line(error)}"
             raise LoadFailedError(problem, hint="push=gloo") from error
         device = next(iter(tensors.values())).device
         self._gpu = str(torch.cuda.get_device_properties(device).uuid)

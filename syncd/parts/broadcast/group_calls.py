@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from syncd.client.wait import Deadline
-from syncd.errors import TimedOutError, TryAgainError
+from syncd.errors import TimedOutError, TryAgainError, first_line
 
 POLL, POLL_PEER = 0.0005, 0.25
 """Seconds between two polls of a broadcast, and of whether the other side still takes part."""
@@ -185,7 +185,7 @@ def as_group_error(what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as error:
-        raise GroupError(f"{what}: {(str(error).splitlines() or [''])[0]}") from error
+        raise GroupError(f"{what}: {first_line(error)}") from error
 
 
 def _abort(held: list[Any], _kept: Any) -> None:

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, first_line
 from syncd.extras import install_command
 from syncd.protocol.layout import CONFIG, Job
 
@@ -38,7 +38,7 @@ class TokenText:
                 text = self._job.disk.read(os.path.realpath(path), _TOKENIZER_LIMIT).decode()
                 self._loaded = (key, Tokenizer.from_str(text))
         except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
-            return None, f"{path} cannot be read: {(str(error).splitlines() or [''])[0][:200]}"
+            return None, f"{path} cannot be read: {first_line(error)[:200]}"
         return self._loaded[1], ""
 
     def _path(self) -> str | None:

@@ -22,9 +22,8 @@ from trainer.monitors.base import MonitoredRun, RolloutSample, check_options, jo
 JOB_TAG = "syncd.job"
 GROUP_TAG = "syncd.group"
 
-_REFUSED = re.compile(
-    r"[^\w.\- :/]"
-)  # what names may not have; what users call parts of rewards and tools may
+_REFUSED = re.compile(r"[^\w.\- :/]")
+"""What names may not have; what users call parts of rewards and tools may."""
 
 _LONGEST = 250  # characters of a name
 _MAX_VALUE = 500
