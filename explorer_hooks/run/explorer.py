@@ -115,8 +115,8 @@ class Explorer:
                 raise
             warn_split(len(groups), error)
         half = len(groups) // 2
-        place, _ = groups[half - 1]
-        self._write(groups[:half], self._ledger.cursor.behind(*place, batch=False))
+        (epoch, position), _ = groups[half - 1]
+        self._write(groups[:half], self._ledger.cursor.behind(epoch, position, batch=False))
         return self._write(groups[half:], then)
 
     def _is_published(self, batch: ExplorerBatch) -> bool:

@@ -104,7 +104,7 @@ HISTOGRAMS = {
         "full",
     ),
 }
-OF_WAVE = {
+_OF_WAVE = {
     "admitted": "rolling_admitted",
     "slots": "rolling_paused",
     "waiting": "rolling_waiting",
@@ -116,8 +116,8 @@ OF_FIELD = {
     event_names.VERSION_PUBLISHED: {"generation": "version_generation", "step": "version_step"},
     event_names.MIRROR_LAG_CHANGED: {"behind": "mirror_behind_steps", "bytes": "mirror_left_bytes"},
     event_names.MOUNT_STUCK: {"seconds": "mount_stuck_seconds"},
-    event_names.WAVE_CHANGED: OF_WAVE,
-    event_names.WAVE_PROGRESSED: OF_WAVE,
+    event_names.WAVE_CHANGED: _OF_WAVE,
+    event_names.WAVE_PROGRESSED: _OF_WAVE,
     event_names.SCAN_COMPLETED: {
         "steps": "steps",
         "quarantined": "quarantined_steps",

@@ -15,7 +15,7 @@ from syncd.errors import ConfigError, plain
 from syncd.extras import install_command
 from syncd.observe import event_names
 from syncd.observe.events import Event
-from syncd.observe.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_EXPLORER, OF_FIELD, OF_WAVE, UNKNOWN
+from syncd.observe.metric_table import COUNTERS, GAUGES, HISTOGRAMS, OF_EXPLORER, OF_FIELD, UNKNOWN
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.mount import MountState
 
@@ -115,7 +115,7 @@ class Metrics:
             event_names.MIRROR_STEP_COPIED: self._on_mirrored,
             event_names.MIRROR_VERSION_PUBLISHED: lambda _: self._all["mirror_versions"].inc(),
             event_names.MIRROR_BATCH_COPIED: lambda _: self._all["mirror_batches"].inc(),
-            event_names.WAVE_ENDED: self._on_wave_ended,
+            event_names.WAVE_ENDED: lambda _: self._forget(event_names.WAVE_CHANGED),
         }
 
     def _on_start(self, fields: Fields) -> None:
@@ -128,9 +128,8 @@ class Metrics:
         self._show_progress()
         for gauge in (*OF_EXPLORER.values(), "engine_state"):
             self._all[gauge].clear()
-        for event in (event_names.SCAN_COMPLETED, event_names.WAVE_CHANGED):
-            for gauge in OF_FIELD[event].values():
-                self._all[gauge].set(math.nan)
+        self._forget(event_names.SCAN_COMPLETED)
+        self._forget(event_names.WAVE_CHANGED)
 
     def _on_filling(self, fields: Fields) -> None:
         if fields.get("state", "filling") == "filling":
@@ -200,8 +199,9 @@ class Metrics:
             self._filling = {step: parts for step, parts in self._filling.items() if step in filling}
             self._show_progress()
 
-    def _on_wave_ended(self, _: Fields) -> None:
-        for gauge in OF_WAVE.values():
+    def _forget(self, event: str) -> None:
+        """Show no value for the fields of an event."""
+        for gauge in OF_FIELD[event].values():
             self._all[gauge].set(math.nan)
 
     def _counted(self, name: str, fields: Fields, label: str, otherwise: str = "") -> None:

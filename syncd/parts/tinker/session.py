@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeVar
 
-from syncd.errors import ConfigError, StorageError, SyncdError, TimedOutError, TryAgainError
+from syncd.errors import ConfigError, StorageError, SyncdError, TimedOutError, TryAgainError, first_line
 from syncd.extras import install_command
 
 SDK = "0.24.1"  # the release of the package `tinker` that this was written for and tested with
@@ -96,7 +96,7 @@ class TinkerSession:
         if isinstance(error, TimeoutError):
             text = f"{what}: the tinker server did not answer within {self._timeout:g} s"
             return TimedOutError(text, path=self.url, hint=asked)
-        said, status = _first_line(error), _status(error)
+        said, status = _said(error), _status(error)
         if isinstance(error, self.sdk.APIConnectionError):
             return TimedOutError(f"{what}: {said}", path=self.url, hint=asked)
         if status in _FORBIDDEN:
@@ -147,6 +147,6 @@ def _status(error: Exception) -> int:
     return next((status for status in codes if isinstance(status, int) and status), 0)
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
+def _said(error: Exception) -> str:
+    text = first_line(error)
     return text if len(text) <= 300 else f"{text[:300]}..."  # noqa: PLR2004

@@ -16,7 +16,7 @@ from explorer_hooks.parts.rolling.gate import RollingGate
 from syncd.client.client import Client
 from syncd.errors import EngineDeadError, LoadFailedError
 from syncd.observe import event_names
-from syncd.observe.metric_table import OF_WAVE
+from syncd.observe.metric_table import OF_FIELD
 from syncd.observe.metrics import Metrics
 from syncd.parts.rolling import admit
 from syncd.parts.rolling.admit import Policy
@@ -196,7 +196,8 @@ def test_gauges_of_a_wave_have_no_value_once_the_table_is_removed(tmp_path):
     for event in recorder.events:
         metrics.observe(event)
     shown = [
-        metrics.registry.get_sample_value(f"syncd_{name}", {"directory": "job"}) for name in OF_WAVE.values()
+        metrics.registry.get_sample_value(f"syncd_{name}", {"directory": "job"})
+        for name in OF_FIELD[event_names.WAVE_CHANGED].values()
     ]
     assert all(map(math.isnan, shown))
     assert event_names.WAVE_CHANGED in [event.name for event in recorder.events]
