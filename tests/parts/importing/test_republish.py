@@ -1,10 +1,11 @@
 """`trainer republish`: steps of a running foreign job become safetensors in a job of ours, bit for bit."""
 
+import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,19 @@ def verl_step(job: Path, step: int, value: float, **others: "torch.Tensor") -> N
     (job / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def republish(job: Path, out: Path, log: Path) -> forked.Process:
+@contextlib.contextmanager
+def republishing(job: Path, out: Path, log: Path) -> Iterator[forked.Process]:
+    """Republish until the end of the block, then stop it as systemd does."""
     environment = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     argv = ("-m", "trainer", "republish", job, "--to", out, "--dtype", "keep")
-    return forked.start(log, environment, *argv)
+    process = forked.start(log, environment, *argv)
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    finally:
+        process.end()
+        print(process.said())
 
 
 def until(holds: Callable[[], bool], process: forked.Process, seconds: float = 120.0) -> None:
@@ -63,8 +73,7 @@ def published(out: Path) -> int:
 def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: Path) -> None:
     job, out = tmp_path / "verl", tmp_path / "ours"
     verl_step(job, 5, 1.0)
-    process = republish(job, out, tmp_path / "log")
-    try:
+    with republishing(job, out, tmp_path / "log") as process:
         until(lambda: published(out) == 5, process)
         verl_step(job, 10, 2.0)
         until(lambda: published(out) == 10, process)
@@ -86,11 +95,6 @@ def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: 
                 bytes(tensors["model.norm.weight"].data)
                 == weights(3.0)["model.norm.weight"].numpy().tobytes()
             )
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
-    finally:
-        process.end()
-        print(process.said())
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".ours")]
     record = json.loads((out / "imported.json").read_text())
     assert sorted(record["steps"]) == ["10", "5"]
@@ -100,19 +104,13 @@ def test_steps_are_served_while_the_job_runs_and_after_it_was_rewound(tmp_path: 
 def test_a_step_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
     job, out = tmp_path / "verl", tmp_path / "ours"
     verl_step(job, 5, 1.0)
-    process = republish(job, out, tmp_path / "log")
-    try:
+    with republishing(job, out, tmp_path / "log") as process:
         until(lambda: published(out) == 5, process)
         verl_step(job, 10, 2.0, bias=torch.tensor([float("nan")]))
         until(lambda: "the next step follows" in process.said(), process)
         verl_step(job, 15, 3.0)
         until(lambda: published(out) == 15, process)
         assert process.said().count("the next step follows") == 1
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
-    finally:
-        process.end()
-        print(process.said())
 
 
 def test_once_ends_with_the_error_of_a_step_that_is_not_finite(tmp_path: Path) -> None:
