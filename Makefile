@@ -204,6 +204,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@mkdir -p out
+	$(BIN)/python -m pytest --collect-only -qqq -r N > out/collected.txt || { tail -n 40 out/collected.txt; exit 1; }
 	$(BIN)/python docs/generate --check
 	@$(BIN)/python tests/targets.py due
 

@@ -42,12 +42,16 @@ def verl_step(job: Path, step: int, value: float, **others: "torch.Tensor") -> N
     (job / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
+def republish(job: Path, out: Path, log: Path) -> forked.Process:
+    environment = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+    argv = ("-m", "trainer", "republish", job, "--to", out, "--dtype", "keep")
+    return forked.start(log, environment, *argv)
+
+
 @contextlib.contextmanager
 def republishing(job: Path, out: Path, log: Path) -> Iterator[forked.Process]:
     """Republish until the end of the block, then stop it as systemd does."""
-    environment = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    argv = ("-m", "trainer", "republish", job, "--to", out, "--dtype", "keep")
-    process = forked.start(log, environment, *argv)
+    process = republish(job, out, log)
     try:
         yield process
         process.send_signal(signal.SIGTERM)

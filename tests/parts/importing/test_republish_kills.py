@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the trainer needs torch")
 
 from support import forked  # noqa: E402
-from test_republish import published, republish, until  # noqa: E402
+from test_republish import published, republish, republishing, until  # noqa: E402
 
 from syncd.cli.main import run  # noqa: E402
 from syncd.errors import SyncdError  # noqa: E402
@@ -66,7 +66,7 @@ def read(out: Path) -> tuple[int, str]:
 
 
 @contextmanager
-def republishing(job: Path, out: Path, log: Path) -> Iterator[forked.Process]:
+def republishing_until_killed(job: Path, out: Path, log: Path) -> Iterator[forked.Process]:
     process = republish(job, out, log)
     try:
         yield process
@@ -97,7 +97,7 @@ def test_a_republisher_killed_at_random_loses_and_tears_nothing(tmp_path: Path) 
     for _ in range(KILLS):
         job.save()
         before, said = time.time_ns(), log.read_text() if log.exists() else ""
-        with republishing(job.directory, out, log) as process:
+        with republishing_until_killed(job.directory, out, log) as process:
             until(partial(has_begun, out, job.step, before, process, said), process)
             time.sleep(chance.uniform(0, LATEST))
         if published(out) >= 0:
@@ -106,8 +106,6 @@ def test_a_republisher_killed_at_random_loses_and_tears_nothing(tmp_path: Path) 
     job.save([1])  # whatever waits for an earlier step to serve meanwhile need not be copied any more
     with republishing(job.directory, out, log) as process:
         until(lambda: has(out, job), process)
-        process.terminate()
-        assert process.wait(120) == 0, log.read_text()
     assert read(out) == (job.step, job.newest)
     assert run(["verify", str(out), "--deep"]) == 0
     assert not (tmp_path / ".ours.import").exists()
