@@ -118,7 +118,7 @@ test-proof: $(READY)
 ## test-exam: every kind of tensor of five architectures, left out of a load in turn (10 minutes)
 test-exam: $(READY)
 	mkdir -p out && rm -f out/exam_rows.jsonl
-	SYNCD_MATRICES=full SYNCD_EXAM_ROWS=out/exam_rows.jsonl $(BIN)/python -m pytest tests/explorer/test_exam.py -k every_kind $(PYTEST_ARGS)
+	SYNCD_MATRICES=full SYNCD_EXAM_ROWS=out/exam_rows.jsonl $(BIN)/python -m pytest tests/parts/exam/test_exam.py -k every_kind $(PYTEST_ARGS)
 	$(BIN)/python tests/programs/exam_table.py out/exam_rows.jsonl docs/proof.md
 
 # The shipped sbatch files on a real Slurm, the long way too: warned, drained, requeued, resumed exactly.

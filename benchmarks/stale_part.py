@@ -24,8 +24,8 @@ import torch
 import transformers
 
 from explorer_hooks.hook import ProbeAnswer
+from explorer_hooks.parts.exam.model import kind_of
 from explorer_hooks.proof.changes import START, Anchor, Anchors, stayed
-from explorer_hooks.proof.exam_model import kind_of
 from explorer_hooks.proof.judgement import compare, tolerance
 from explorer_hooks.proof.log_probs import log_probs_of
 from syncd.protocol.probe import Probe

@@ -41,10 +41,9 @@ LATER = {
     "mirrors": ("syncd/parts/mirror/", "syncd/protocol/mirror_report.py", "syncd/experience/rejected.py"),
     "early copies": ("syncd/transports/files/early_", "syncd/protocol/write_progress.py"),
     "exams, proof by change": (
-        "explorer_hooks/proof/exam",
+        "explorer_hooks/parts/exam/",
         "explorer_hooks/proof/changes.py",
         "explorer_hooks/proof/calibrations.py",
-        "explorer_hooks/follower/examination.py",
     ),
     "trust in code": (
         "syncd/jobfile/code_trust.py",

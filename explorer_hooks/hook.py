@@ -14,6 +14,7 @@ If `load` or `commit` raises, `abort(last_good)` follows: the engine works again
 `EngineDeadError` says that it cannot.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,16 @@ from typing import ClassVar, Literal, NamedTuple
 
 from syncd.client.client import Client
 from syncd.errors import LoadFailedError
-from syncd.protocol.version import Pair, pair_of
+from syncd.protocol.version import Pair, engine_label, pair_of
 from syncd.transports.base import ReceiveContext, WeightDirectory, WeightTensors
 from syncd.transports.tensors import TensorMeta
 
 ProbeTime = Literal["", "held", "serving"]
 """When an engine answers probes: never, while its work is held, or only while it works."""
+
+EXAM_DIGEST = f"sha256:{hashlib.sha256(b'an exam of syncd').hexdigest()}"
+EXAM_LABEL = engine_label((0, 0), EXAM_DIGEST)
+"""What an engine runs that is examined: the label of no version of any job."""
 
 Checksums = Mapping[str, Mapping[str, str]]
 """Of each replica the checksum of each parameter, by worker and name; empty where the engine gives none of it."""

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable
 
-from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.gate import Gates
 from explorer_hooks.follower.load_results import NOTICED, InterruptedLoadError, LoadResults
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome
@@ -14,6 +13,7 @@ from explorer_hooks.follower.versions import Fetcher, KnownVersions
 from explorer_hooks.hook import ChangesHook, Hook, Running, UntouchedError
 from explorer_hooks.proof.judgement import UnprovenError
 from explorer_hooks.proof.prover import Prover
+from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,
     EngineDeadError,
@@ -23,7 +23,6 @@ from syncd.errors import (
     SyncdError,
     UsageError,
 )
-from syncd.protocol.disk import Clock
 from syncd.protocol.engine_state import EngineState
 from syncd.protocol.rolling import AtGate
 from syncd.protocol.version import Pair, Version, label_of
@@ -40,20 +39,17 @@ class EngineLoader:
         fetcher: Fetcher,
         reporter: Reporter,
         prover: Prover,
-        examination: Examination,
-        clock: Clock,
+        client: Client,
         options: FollowOptions,
         gates: Gates,
     ) -> None:
         self._hook, self._versions, self._fetcher, self._reporter = hook, versions, fetcher, reporter
-        self._prover, self._clock, self._gates = prover, clock, gates
+        self._prover, self._clock, self._gates = prover, client.clock, gates
         self._prove_every = options.prove_every
-        self.status = EngineStatus(clock, options.check_every, versions.pair_of_label)
-        self.results = LoadResults(self.status, versions, reporter, prover, examination, clock, options)
-        self._engine = RunningEngine(hook, self.status, fetcher, prover, clock)
-        self._checks = StartChecks(
-            self._engine, prover, examination, self.results, reporter, tests_reload=options.reload_test
-        )
+        self.status = EngineStatus(client.clock, options.check_every, versions.pair_of_label)
+        self.results = LoadResults(self.status, versions, reporter, prover, client.clock, options)
+        self._engine = RunningEngine(hook, self.status, fetcher, prover, client.clock)
+        self._checks = StartChecks(self._engine, prover, self.results, reporter, client.job, options)
         # The version that was loaded last: the engine should run it unless a newer one is due.
         self.position: Pair | None = None
         # The version that is fetched and waits for a gate, and how long that took.

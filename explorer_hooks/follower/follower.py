@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Self
 
 from explorer_hooks.follower.engine_loader import EngineLoader
-from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.gate import open_gates
 from explorer_hooks.follower.policy import (
     EventListener,
@@ -82,15 +81,13 @@ class Follower(Closing):
         ended = EndedProbes(answering, client.clock, client.job, self._reporter.event) if answering else None
         kept = Calibrations(client.job, answering) if answering else None
         prover = Prover(answering, client.clock, partial(read_base_probe, client.job), ended, kept)
-        examination = Examination(hook, client.job, prover, self._reporter, self.options)
         self._loader = EngineLoader(
             hook,
             self._versions,
             self._fetcher,
             self._reporter,
             prover,
-            examination,
-            client.clock,
+            client,
             self.options,
             self._gates,
         )

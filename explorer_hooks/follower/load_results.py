@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from explorer_hooks.follower.examination import Examination
 from explorer_hooks.follower.policy import FollowOptions, TurnOutcome, is_within
 from explorer_hooks.follower.reporter import Reporter
 from explorer_hooks.follower.running_engine import EngineStatus
@@ -46,12 +45,10 @@ class LoadResults:
         versions: KnownVersions,
         reporter: Reporter,
         prover: Prover,
-        examination: Examination,
         clock: Clock,
         options: FollowOptions,
     ) -> None:
         self._status, self._versions, self._reporter, self._prover = status, versions, reporter, prover
-        self._examination = examination
         self._max_lag, self._bytes = options.max_lag, 0
         self.failed = FailedVersions(clock, options.retries, options.backoff)
         self._trouble: GivenUp | None = None
@@ -73,7 +70,7 @@ class LoadResults:
         is_ready, proof = self._is_ready(), self._prover.last
         if not is_ready:
             self._reporter.ready.show(None)  # before the presence: writing that may take long
-        exam = {"exam": self._examination.result, "unseen": self._examination.unseen}
+        exam = {"exam": self._status.exam, "unseen": self._status.unseen}
         facts = {**(more or {}), **self._at_gate()}
         self._reporter.publish(
             state, reason, now=is_same, more=facts, ready=is_ready, proof=proof, **exam, **changes

@@ -57,6 +57,9 @@ class EngineStatus:
         self.unfit: LoadFailedError | None = None
         """Why its way of loading does not reach every tensor, so it gets no version; None if nothing shows it."""
         self.is_examined = False  # whether it is examined now, so that it runs weights of no version
+        self.exam = ""
+        """Passed, failed, off, or why it was not examined; empty before that is known."""
+        self.unseen: tuple[str, ...] = ()  # the kinds of tensors that its exam could not see
         self.is_proven = False  # whether it has answered the probe of what it runs
         self.unproven = UnprovenLoads()
         self.died_loading: Pair | None = None

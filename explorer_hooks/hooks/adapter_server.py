@@ -13,12 +13,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from explorer_hooks.hook import HookOptions, Running
+from explorer_hooks.hook import EXAM_LABEL, HookOptions, Running
 from explorer_hooks.hooks.adapters import BaseCheck, require_adapter
 from explorer_hooks.hooks.http_engine import require_files
 from explorer_hooks.hooks.http_settings import ServerHook
 from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.proof.exam import LABEL
 from explorer_hooks.proof.start_model import StartModel, start_model_of
 from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.protocol.version import Pair
@@ -150,7 +149,7 @@ class AdapterServerHook(ServerHook):
     def end_exam(self) -> bool:
         """Unload the adapter of an exam; the model and other adapters were not touched."""
         self._loading = None
-        if (name := self.name_of(LABEL)) in self._listed():
+        if (name := self.name_of(EXAM_LABEL)) in self._listed():
             self._unload(name)
         return False
 

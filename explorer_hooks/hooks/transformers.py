@@ -21,9 +21,9 @@ from explorer_hooks.hook import (
 from explorer_hooks.hooks.parameters import ModelParameters
 from explorer_hooks.hooks.phases import LoadState, require_loadable
 from explorer_hooks.hooks.settings import HookSettings
-from explorer_hooks.proof.exam_files import target_of
 from explorer_hooks.proof.log_probs import log_probs_of
 from explorer_hooks.proof.server_probes import SWITCH_OFF, dtype_word, require_known_tokens
+from explorer_hooks.proof.start_model import target_of
 from syncd.client.client import Client
 from syncd.errors import (
     ConfigError,

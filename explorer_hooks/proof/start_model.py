@@ -16,10 +16,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from explorer_hooks.hook import EXAM_DIGEST
 from syncd.errors import SyncdError
 from syncd.protocol.delta import read_weights_header
+from syncd.protocol.digest import digest_file
 from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.safetensors import read_header
+from syncd.protocol.version import Version
 from syncd.safe_open import open_read
+from syncd.transports.base import WeightDirectory
 from syncd.transports.tensors import SUFFIX, TensorMeta, Tensors, compare, in_both, require_fit, tensors_of
 
 CHECKS = ("full", "shapes", "off")
@@ -134,6 +140,20 @@ def shard_names(directory: str) -> list[str]:
         indexed = {name for name in named.values() if isinstance(name, str)}
         return [name for name in names if name in indexed]
     return [name for name in names if not name.startswith(_OTHER_NAMES)]
+
+
+def target_of(path: str, kind: str = "weights") -> WeightDirectory:
+    """Return a directory of whole weights, or an adapter, as what a hook loads, with the label of an exam."""
+    disk, shards = LocalDisk(), []
+    tensors: dict[str, TensorMeta] = {}
+    for name in shard_names(path):
+        file = os.path.realpath(f"{path}/{name}")
+        header = read_header(disk, file)
+        content, size = digest_file(disk, file)
+        shards.append(FileRecord(name, size, content, len(header.tensors)))
+        tensors |= {tensor.name: TensorMeta(tensor.dtype, tensor.shape) for tensor in header.tensors.values()}
+    version = Version(0, 0, kind, path, EXAM_DIGEST)
+    return WeightDirectory(version, path, tuple(shards), tensors, verified=True)
 
 
 def _cached(name: str) -> str | None:

@@ -10,11 +10,12 @@ from support.followers import Scene
 from support.jobs import write_step
 
 from explorer_hooks.follower import follower as follower_module
+from explorer_hooks.follower import start_checks
 from explorer_hooks.hook import Unproven
 from explorer_hooks.run.generation import BEFORE_THE_FIRST, version_after, version_of
 from explorer_hooks.run.weight_sources import WeightSource
 from syncd.daemon import scan
-from syncd.errors import EngineUnreachableError
+from syncd.errors import ConfigError, EngineUnreachableError
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
 
@@ -291,6 +292,8 @@ class ExaminedHook(FakeHook):
 @pytest.mark.parametrize("exam", ["on", "off"])
 @pytest.mark.parametrize("fault", ["damaged baseline", "unreadable baseline", "no answer"])
 def test_what_cannot_be_read_before_the_first_version_ends_no_follower(scene, monkeypatch, fault, exam):
+    if exam == "on":
+        pytest.importorskip("explorer_hooks.parts.exam")
     scene.hook = ExaminedHook(scene.engine, probes="serving")
     if fault == "damaged baseline":
         write_base_probe(scene.job, probe_of(START), "/models/base")
@@ -551,3 +554,13 @@ def test_the_daemon_reports_what_engines_report(scene, monkeypatch):
     assert (wrong.level, wrong.fields["state"]) == ("error", "wrong")
     assert (well.level, well.fields["before"]) == ("info", "wrong")
     assert "answers as other weights" in wrong.fields["reason"]
+
+
+def test_an_installation_without_exams_says_so_and_proves_versions(scene, monkeypatch):
+    monkeypatch.setattr(start_checks, "registered", lambda group: {})
+    with pytest.raises(ConfigError, match="examines no engine"):
+        scene.follow("e1", exam="on")
+    follower = scene.follow()
+    assert report(scene).exam == "off"
+    publish(scene, 1)
+    proven(scene, follower, 1)

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("transformers", reason="needs transformers")
+kind_of = pytest.importorskip("explorer_hooks.parts.exam.model", reason="needs the part exam").kind_of
 
 from support.followers import Scene  # noqa: E402
 from support.proven import SHARD, probe_of, write_version  # noqa: E402
@@ -21,7 +22,6 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from explorer_hooks.hook import ProbeAnswer  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from explorer_hooks.proof.exam_model import kind_of  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 from syncd.protocol.probe import write_base_probe  # noqa: E402
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from explorer_hooks.hook import Running
-from explorer_hooks.proof.exam import DIGEST, LABEL
+from explorer_hooks.hook import EXAM_DIGEST, EXAM_LABEL, Running
 from explorer_hooks.proof.parameter_check import Moved, moved
 from support import small_qwen
 from support.hook_contract import IMPATIENCE, bounded, load, needs
@@ -50,7 +49,7 @@ def stale(answer):
 
 def examined(target):
     """Return the target with the label of an exam."""
-    return replace(target, version=Version(0, 0, target.version.kind, target.path, DIGEST))
+    return replace(target, version=Version(0, 0, target.version.kind, target.path, EXAM_DIGEST))
 
 
 def load_and_probe(bed, hook, target, rows=ROWS):
@@ -154,12 +153,12 @@ class AnswersProbes:
         """The weights of an exam have a label of their own, and nothing of them stays."""
         target = examined(bed.target((1, 10)))
         hook.prepare(target)
-        hook.mark(LABEL)
+        hook.mark(EXAM_LABEL)
         hook.load(target)
         if hook.probes == "serving" and target.version.kind == "weights":
             hook.commit(target)
         assert difference(hook.probe(target, ROWS), bed.model(bed.target((1, 10))))[1] < CLOSE
-        assert hook.current_version().label == LABEL or hook.current_version().paused
+        assert hook.current_version().label == EXAM_LABEL or hook.current_version().paused
         hook.end_exam()
         assert hook.current_version() == Running(None)
         assert not bed.is_paused()

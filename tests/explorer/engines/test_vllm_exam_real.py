@@ -13,8 +13,9 @@ from support.vllm_process import vllm
 from explorer_hooks.hook import HookOptions
 from explorer_hooks.hooks.vllm import VllmHook
 from explorer_hooks.hooks.vllm_lora import LoraHook
-from explorer_hooks.proof.exam import TIED
 from syncd.protocol.engine_state import EngineState
+
+TIED = pytest.importorskip("explorer_hooks.parts.exam.exam", reason="needs the part exam").TIED
 
 PYTHON = python_of("SYNCD_VLLM_PYTHON", ".venv-vllm/bin/python")
 

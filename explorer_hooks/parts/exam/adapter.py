@@ -1,6 +1,6 @@
 """Makes an exam of adapters: one of the same layers and rank as a version's, and what peft answers with it.
 
-    python -m explorer_hooks.proof.exam_adapter START ADAPTER COPY DTYPE < tokens.json > exam.json
+    python -m explorer_hooks.parts.exam.adapter START ADAPTER COPY DTYPE < tokens.json > exam.json
 
 A server loads each adapter anew, so nothing of it can stay as it was; a layer whose adapter the engine leaves out
 answers as the model does. The copy's matrices follow from names and shapes alone: every host makes the same one.
@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from explorer_hooks.proof.exam_model import CHANGE, answers_of, copy_beside, kind_of, loaded, signs_of
+from explorer_hooks.parts.exam.model import CHANGE, answers_of, copy_beside, kind_of, loaded, signs_of
 from syncd.protocol.layout import ADAPTER
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"

@@ -1,6 +1,6 @@
 """Makes an exam: a copy of a start model in which every tensor differs, and what transformers answers of both.
 
-    python -m explorer_hooks.proof.exam_model START COPY DTYPE < tokens.json > exam.json
+    python -m explorer_hooks.parts.exam.model START COPY DTYPE < tokens.json > exam.json
 
 A factor for a whole tensor is invisible where a norm follows. So each tensor is changed by signs that differ from
 row to row and from column to column. The copy follows from the start model alone: every host makes the same one.
@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from explorer_hooks.proof.exam import TIED
+from explorer_hooks.parts.exam.exam import TIED
 from explorer_hooks.proof.log_probs import log_probs_of
 from explorer_hooks.proof.start_model import shard_names
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer_hooks.hook import ProbeAnswer
-from explorer_hooks.proof.exam import SEEN, Exam, noise_of
+from explorer_hooks.parts.exam.exam import SEEN, Exam, noise_of
 from syncd.protocol.probe import Probe
 
 TOKENS = ((1, 2, 3, 4, 5),)

@@ -16,9 +16,9 @@ from support.ports import free_port  # noqa: E402
 from support.probe_contract import ROWS  # noqa: E402
 
 from explorer_hooks.finding import open_hook  # noqa: E402
+from explorer_hooks.hook import EXAM_LABEL  # noqa: E402
 from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: E402
-from explorer_hooks.proof.exam import LABEL  # noqa: E402
-from explorer_hooks.proof.exam_files import ExamFiles, Subject  # noqa: E402
+from explorer_hooks.parts.exam.files import ExamFiles, Subject  # noqa: E402
 from syncd.jobfile.sections import LoraSection  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 from syncd.protocol.probe import Probe  # noqa: E402
@@ -122,7 +122,7 @@ def test_an_adapter_that_a_killed_follower_left_in_an_exam_is_unloaded(bed, scen
     with ExamFiles(scene.job).opened(subject, "float32", None) as (_, copy):
         hook.prepare(copy)
         hook.load(copy)
-    assert hook.current_version().label == LABEL
+    assert hook.current_version().label == EXAM_LABEL
     follower = scene.follow("e0", bed.open(), retries=0)
     assert "exam_ended" in scene.names() or list(bed.engine.adapters) == []
     assert follower.running().label is None

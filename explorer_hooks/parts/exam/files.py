@@ -19,21 +19,17 @@ from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from explorer_hooks.proof.exam import DIGEST, Exam, Rows
-from explorer_hooks.proof.start_model import shard_names
+from explorer_hooks.parts.exam.exam import Exam, Rows
+from explorer_hooks.proof.start_model import shard_names, target_of
 from syncd.errors import LoadFailedError, SyncdError
-from syncd.protocol.digest import digest_file
 from syncd.protocol.documents import Document, encode, read_document
 from syncd.protocol.file_lock import FileLock, lock_file
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG, Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.probe import Probe
 from syncd.protocol.process import host_name
-from syncd.protocol.receipt import FileRecord
 from syncd.protocol.safetensors import read_header
-from syncd.protocol.version import Version
 from syncd.transports.base import WeightDirectory
-from syncd.transports.tensors import TensorMeta
 
 LONGEST = 3600.0
 """How many seconds an exam may take to be made, by this process or by another that is waited for."""
@@ -180,7 +176,7 @@ def _is_left(entry: os.DirEntry[str], own: str) -> bool:
 
 def _run(subject: Subject, target: str, dtype: str, rows: Rows) -> Document:
     """Have another process make an exam, which gives its memory back; a process that has a model makes it itself."""
-    module = f"explorer_hooks.proof.{'exam_adapter' if subject.adapter else 'exam_model'}"
+    module = f"explorer_hooks.parts.exam.{'adapter' if subject.adapter else 'model'}"
     asked = [*filter(None, subject), target, dtype]
     if "transformers" in sys.modules:
         return _make_here(module, asked, rows, subject.copied)
@@ -254,20 +250,6 @@ def _shape(adapter: str) -> list[object]:
         config = file.read()
     tensors = read_header(LocalDisk(), os.path.realpath(f"{adapter}/{ADAPTER}")).tensors.values()
     return [config, sorted((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)]
-
-
-def target_of(path: str, kind: str = "weights") -> WeightDirectory:
-    """Return a directory of whole weights, or an adapter, as what a hook loads, with the label of an exam."""
-    disk, shards = LocalDisk(), []
-    tensors: dict[str, TensorMeta] = {}
-    for name in shard_names(path):
-        file = os.path.realpath(f"{path}/{name}")
-        header = read_header(disk, file)
-        content, size = digest_file(disk, file)
-        shards.append(FileRecord(name, size, content, len(header.tensors)))
-        tensors |= {one.name: TensorMeta(one.dtype, one.shape) for one in header.tensors.values()}
-    version = Version(0, 0, kind, path, DIGEST)
-    return WeightDirectory(version, path, tuple(shards), tensors, verified=True)
 
 
 def _spread(start: str) -> Rows:

@@ -5,7 +5,6 @@ tensor differs by much, and its answers must be those of the copy: a tensor that
 whatever the learning rate will be. Of an adapter the copy is one of the same layers and rank.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from explorer_hooks.proof.judgement import stale_cache
 from syncd.errors import DOCS, CorruptDataError
 from syncd.protocol.documents import Fields
 from syncd.protocol.probe import Probe
-from syncd.protocol.version import engine_label
 
 SEEN = 10.0
 """How far a kind of tensor must move the answers to be seen, in multiples of the noise."""
@@ -28,10 +26,6 @@ REMEDY = f"reload=restart starts it on each version, or another flag or release:
 
 TIED = "the head, tied to the embedding"
 """The kind of a head that has no tensor of its own."""
-
-DIGEST = f"sha256:{hashlib.sha256(b'an exam of syncd').hexdigest()}"
-LABEL = engine_label((0, 0), DIGEST)
-"""What an engine that is examined runs: the label of no version of any job."""
 
 Rows = tuple[tuple[int, ...], ...]
 Values = tuple[float, ...]

@@ -24,10 +24,11 @@ from support.proven import probe_of, write_version  # noqa: E402
 
 from explorer_hooks.hook import ProbeAnswer  # noqa: E402
 from explorer_hooks.hooks.transformers import TransformersHook  # noqa: E402
-from explorer_hooks.proof import exam_files as exams  # noqa: E402
-from explorer_hooks.proof.exam import TIED, noise_of  # noqa: E402
-from explorer_hooks.proof.exam_files import ExamFiles, Subject, target_of  # noqa: E402
-from explorer_hooks.proof.exam_model import changed_tensor  # noqa: E402
+from explorer_hooks.parts.exam import files as exams  # noqa: E402
+from explorer_hooks.parts.exam.exam import TIED, noise_of  # noqa: E402
+from explorer_hooks.parts.exam.files import ExamFiles, Subject  # noqa: E402
+from explorer_hooks.parts.exam.model import changed_tensor  # noqa: E402
+from explorer_hooks.proof.start_model import target_of  # noqa: E402
 from syncd.errors import LoadFailedError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 from syncd.protocol.file_lock import lock_file  # noqa: E402
@@ -341,7 +342,7 @@ def test_an_exam_that_fails_beside_the_copy_of_another_host_is_left_out(tmp_path
 
 KILLED = """
 import os, sys, time
-from explorer_hooks.proof import exam_files
+from explorer_hooks.parts.exam import files
 from syncd.protocol.layout import Job
 
 def run(subject, target, *asked):
@@ -349,8 +350,8 @@ def run(subject, target, *asked):
     print("writing", flush=True)
     time.sleep(600)
 
-exam_files._run = run
-exam_files.ExamFiles(Job.at(sys.argv[1])).opened(exam_files.Subject(sys.argv[2]), "float32", None).__enter__()
+files._run = run
+files.ExamFiles(Job.at(sys.argv[1])).opened(files.Subject(sys.argv[2]), "float32", None).__enter__()
 """
 
 
@@ -428,7 +429,7 @@ def test_the_other_process_makes_the_same(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "explorer_hooks.proof.exam_model",
+        "explorer_hooks.parts.exam.model",
         hook.start_directory(),
         f"{tmp_path}/copy",
     ]

@@ -10,8 +10,8 @@ from support.engine_beds import SmallSglangBed, SmallVllmBed  # noqa: E402
 from support.followers import Scene  # noqa: E402
 from support.proven import probe_of, write_version  # noqa: E402
 
-from explorer_hooks.proof.exam import LABEL  # noqa: E402
-from explorer_hooks.proof.exam_files import ExamFiles, Subject  # noqa: E402
+from explorer_hooks.hook import EXAM_LABEL  # noqa: E402
+from explorer_hooks.parts.exam.files import ExamFiles, Subject  # noqa: E402
 from syncd.errors import EngineUnreachableError  # noqa: E402
 from syncd.protocol.engine_state import EngineState, engine_report_of  # noqa: E402
 
@@ -112,7 +112,7 @@ def test_a_server_that_others_may_use_is_examined_only_if_that_is_asked_for(bed)
 def test_a_server_that_was_left_in_an_exam_is_put_back_before_anything_else(bed):
     hook = bed.open()
     with ExamFiles(bed.scene.job).opened(Subject(hook.start_directory()), "float32", None) as (_, copy):
-        hook.mark(LABEL)
+        hook.mark(EXAM_LABEL)
         hook.load(copy)
         hook.commit(copy)
     assert bed.engine.weights != bed.engine.start_weights

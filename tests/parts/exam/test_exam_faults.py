@@ -7,8 +7,9 @@ from support.fake_hook import START, FakeHook, digest_of, logprobs_of
 from support.followers import Scene
 from support.jobs import shard_bytes
 
-from explorer_hooks.follower import examination
-from explorer_hooks.proof.exam import DIGEST, LABEL, Exam
+from explorer_hooks.hook import EXAM_DIGEST, EXAM_LABEL
+from explorer_hooks.parts.exam import examination
+from explorer_hooks.parts.exam.exam import Exam
 from syncd.errors import EngineDeadError, EngineUnreachableError, LoadFailedError, RefusedError
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.probe import Probe, write_base_probe
@@ -65,7 +66,7 @@ class Files:
             for weights in (START, digest_of(self.path))
         )
         exam = Exam(Probe(ROWS, (start,), "float32", "keep"), copied, {"all of it": start}, 1, 0.0)
-        yield exam, WeightDirectory(Version(0, 0, "weights", self.path, DIGEST), self.path)
+        yield exam, WeightDirectory(Version(0, 0, "weights", self.path, EXAM_DIGEST), self.path)
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_whoever_follows_a_follower_that_was_killed_in_an_exam_restores_the_star
     arm(scene, call, at, Killed)
     with pytest.raises(Killed):
         scene.follow("e0", ExamHook(scene.engine, probes), retries=0)
-    assert scene.engine.label == LABEL
+    assert scene.engine.label == EXAM_LABEL
     scene.engine.doing.clear()
     follower = scene.follow("e1", ExamHook(scene.engine, probes), retries=0)
     assert (scene.engine.weights, scene.engine.label) == (START, None)
