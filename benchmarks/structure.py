@@ -39,7 +39,7 @@ LATER = {
         "syncd/daemon/parts.py",
     ),
     "mirrors": ("syncd/parts/mirror/", "syncd/protocol/mirror_report.py", "syncd/experience/rejected.py"),
-    "early copies": ("syncd/transports/files/early_", "syncd/protocol/write_progress.py"),
+    "early copies": ("syncd/parts/early/", "syncd/protocol/write_progress.py"),
     "exams, proof by change": (
         "explorer_hooks/parts/exam/",
         "explorer_hooks/proof/changes.py",

@@ -14,7 +14,8 @@ DAEMON_PARTS = "syncd.daemon_parts"  # what works in the daemon's ticks (`syncd/
 DAEMON_TABLES = "syncd.daemon_tables"
 """The tables of such parts below [daemon], by the name of the part: a `PartTable` each (`syncd/config.py`)."""
 
-EXAM = "explorer.exam"  # what examines engines that are started (`explorer_hooks/follower/start_checks.py`)
+EXAM = "explorer.exam"
+"""What examines engines that are started (`explorer_hooks/follower/start_checks.py`)."""
 
 GATES = "explorer.gates"
 """What a follower waits for between fetching a version and loading it (`explorer_hooks/follower/gate.py`)."""

@@ -14,7 +14,6 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.tile_table import READS_TILES
 from syncd.protocol.version import Pair, Version, engine_label, is_unpublished, pair_of
 from syncd.protocol.write_progress import READS_EARLY
-from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import (
     DirectoryOptions,
     HeldDirectory,
@@ -24,7 +23,7 @@ from syncd.transports.files.leased_directory import (
     open_nearer_receivers,
     refuse_damage,
 )
-from syncd.transports.files.piece_reader import ORIGIN, PieceReader, ReaderContext, open_reader
+from syncd.transports.files.piece_reader import ORIGIN, PieceReader, ReaderContext, early_reader, open_reader
 from syncd.transports.files.receive import FilesReceiver
 from syncd.transports.files.stage import HostStage
 
@@ -275,4 +274,4 @@ def _open_reader(
     if options.peers:
         directory = stage.directory
         reader = open_reader(options.peers, lambda address: ReaderContext(address, client, directory, report))
-    return EarlyReader(reader, client.job, stage, report) if options.early else reader
+    return early_reader(reader, client.job, stage, report) if options.early else reader

@@ -1,6 +1,7 @@
 """The seam under a stage: where the bytes of a step come from. Alone it is the origin, the file system of the job.
 
-Another package registers a way to get them from nearer places under the entry point group `syncd.piece_readers`.
+Parts register ways to get them from nearer places (`syncd.piece_readers`), and before a step is published
+(`syncd.early_readers`).
 Imports no torch.
 """
 
@@ -20,8 +21,11 @@ from syncd.transports.files.copy_files import copy_files
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
+    from syncd.protocol.layout import Job
+    from syncd.transports.files.stage import HostStage
 
 GROUP = "syncd.piece_readers"
+EARLY_GROUP = "syncd.early_readers"
 
 ReportEvent = Callable[..., None]
 """Hears an event: its level, its name, and its fields as keywords."""
@@ -168,4 +172,13 @@ def open_reader(text: str, context: Callable[[str], ReaderContext]) -> PieceRead
         hint = f"--peers HOST:PORT, or NAME=ADDRESS with one of {there}" if there else "leave --peers out"
         raise ConfigError(f"no reader of other hosts is called {name[:80]!r}", hint=hint)
     reader: PieceReader = readers[name].load()(context(address))
+    return reader
+
+
+def early_reader(behind: PieceReader, job: "Job", stage: "HostStage", report: ReportEvent) -> PieceReader:
+    """Return the reader that gets files before their step is published, and the rest from the one behind it."""
+    point = next(iter(registered(EARLY_GROUP).values()), None)
+    if point is None:
+        raise ConfigError("this installation of syncd copies no step early", hint="leave --early out")
+    reader: PieceReader = point.load()(behind, job, stage, report)
     return reader

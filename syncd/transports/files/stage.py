@@ -3,7 +3,7 @@
     DIR/<job>.<boot>/<generation>.<step>-<digest>        a whole copy; its users hold a shared lock on
     DIR/<job>.<boot>/<generation>.<step>-<digest>.lock   this file; a copier or remover holds an exclusive one
     DIR/<job>.<boot>/.<...>.tmp                          an unfinished copy; renamed once it is whole
-    DIR/<job>.<boot>/.early.<step>-<...>.tmp             files of a step that is not published: early_reader.py
+    DIR/<job>.<boot>/.early.<step>-<...>.tmp             files of a step that is not published: the part early
 
 Whoever needs the room of the last kind removes it with its lock. Locks end with their process: if a copier is killed,
 the next one takes over, and its unfinished copy is removed.

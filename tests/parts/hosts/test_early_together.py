@@ -13,11 +13,11 @@ from support.waiting import until
 import syncd.parts.hosts.pieces
 import syncd.protocol.delta
 from syncd.errors import SyncdError
+from syncd.parts.early import copy as early_copy
 from syncd.parts.hosts import gather
 from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import read_presences
 from syncd.protocol.write_progress import ProgressNotes
-from syncd.transports.files import early_copy
 from syncd.transports.files.shard import PIECE, NewFile
 from syncd.transports.files.step_saver import StepSaver
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncd.protocol.write_progress import WriteProgress
-from syncd.transports.files.early_decision import (
+from syncd.parts.early.decision import (
     LOST,
     STILL,
     UNUSED,
@@ -17,6 +16,7 @@ from syncd.transports.files.early_decision import (
     SeenAttempt,
     decide,
 )
+from syncd.protocol.write_progress import WriteProgress
 
 KEYS = st.builds(AttemptKey, st.integers(0, 3), st.sampled_from("ab"))
 SECONDS = st.floats(0, 2 * UNUSED)

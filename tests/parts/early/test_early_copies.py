@@ -28,6 +28,10 @@ from explorer_hooks.follower.follower import Follower
 from explorer_hooks.follower.policy import FollowOptions
 from syncd.errors import ConfigError
 from syncd.jobfile.sections import SyncSection
+from syncd.parts.early import copy as early_copy
+from syncd.parts.early import decision as early_decision
+from syncd.parts.early.decision import AttemptKey
+from syncd.parts.early.reader import EarlyReader
 from syncd.protocol.disk import temporary_name
 from syncd.protocol.layout import Job
 from syncd.protocol.manifest import read_manifest
@@ -38,9 +42,7 @@ from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, StepContent
-from syncd.transports.files import early_copy, early_decision, stage
-from syncd.transports.files.early_decision import AttemptKey
-from syncd.transports.files.early_reader import EarlyReader
+from syncd.transports.files import stage
 from syncd.transports.files.leased_directory import payload_of
 from syncd.transports.files.piece_reader import OriginReader
 from syncd.transports.files.send import FilesSender

@@ -1,7 +1,7 @@
 """Reads steps into the stage while they are written, in front of another reader. Imports no torch.
 
-A thread polls for attempts (`early_decision.py` says what is done about them) and copies their shard files
-(`early_copy.py`). Once the step is published and leased, `copy` takes the files whose digests are the manifest's, and
+A thread polls for attempts (`decision.py` says what is done about them) and copies their shard files
+(`copy.py`). Once the step is published and leased, `copy` takes the files whose digests are the manifest's, and
 has the reader behind it get the rest. Of the followers of a host one copies early, and the others wait for it.
 """
 
@@ -13,15 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from syncd.errors import SyncdError
-from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.layout import ACTOR, Job, attempt_name, parse_attempt_name, parse_step_name
-from syncd.protocol.manifest import Manifest, read_manifest
-from syncd.protocol.mount import mount_of
-from syncd.protocol.receipt import FileRecord
-from syncd.protocol.write_progress import WriteProgress, read_progress
-from syncd.transports.files.copy_files import is_moved, make_directories
-from syncd.transports.files.early_copy import CopiedFile, EarlyCopy
-from syncd.transports.files.early_decision import (
+from syncd.parts.early.copy import CopiedFile, EarlyCopy
+from syncd.parts.early.decision import (
     STILL,
     AttemptKey,
     Begin,
@@ -31,6 +24,13 @@ from syncd.transports.files.early_decision import (
     SeenAttempt,
     decide,
 )
+from syncd.protocol.disk import MISSING, Disk
+from syncd.protocol.layout import ACTOR, Job, attempt_name, parse_attempt_name, parse_step_name
+from syncd.protocol.manifest import Manifest, read_manifest
+from syncd.protocol.mount import mount_of
+from syncd.protocol.receipt import FileRecord
+from syncd.protocol.write_progress import WriteProgress, read_progress
+from syncd.transports.files.copy_files import is_moved, make_directories
 from syncd.transports.files.piece_reader import PieceReader, ReportEvent, WantedFiles
 from syncd.transports.files.stage import HostStage
 
