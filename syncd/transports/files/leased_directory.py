@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from syncd.errors import CorruptDataError, RefusedError, SyncdError, TryAgainError, storage_error
 from syncd.protocol.adapter_base import AdapterBase
@@ -29,7 +29,7 @@ from syncd.transports.base import (
     transport_names,
 )
 from syncd.transports.files.copy_files import check_files
-from syncd.transports.tensors import first_of, read_tensors, require_tensors
+from syncd.transports.tensors import Tensors, first_of, read_tensors, require_tensors
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
@@ -152,6 +152,10 @@ class PayloadFiles:
     def size(self) -> int:
         return sum(record.size for record in self.records)
 
+    def directory(self, version: Version, path: str, tensors: Tensors, **more: Any) -> WeightDirectory:
+        """Return them at `path` as a version that hooks load."""
+        return WeightDirectory(version, path, self.shards, tensors, probe=self.probe, base=self.base, **more)
+
 
 def payload_of(manifest: Manifest | None) -> PayloadFiles:
     """Return what a manifest says of the directory that an engine loads; no files if the payload is elsewhere.
@@ -245,14 +249,13 @@ class DirectoryReceiver(WeightReceiver):
         """Return files as a version that hooks load, checked as closely as is asked for."""
         require_tensors(payload.shards, path)
         if self._options.verify is Verification.SIZE:
-            return WeightDirectory(version, path, payload.shards, probe=payload.probe, base=payload.base)
+            return payload.directory(version, path, {})
         tensors = read_tensors(disk, path, payload.shards)
         check = self._content_check(disk, path, payload, self._options.stop)
         if check is not None:
             self._options.report("debug", "hash_started", step=version.step, path=path, bytes=payload.size)
             check()
-        verified = check is not None
-        return WeightDirectory(version, path, payload.shards, tensors, verified, payload.probe, payload.base)
+        return payload.directory(version, path, tensors, verified=check is not None)
 
     def _content_check(
         self, disk: Disk, path: str, payload: PayloadFiles, stop: Callable[[], bool]

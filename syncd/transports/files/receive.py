@@ -15,10 +15,7 @@ from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.manifest import Manifest, read_manifest, uri_problem
 from syncd.protocol.presence import READS_DELTA
 from syncd.protocol.version import Version
-from syncd.transports.base import (
-    StoredChanges,
-    WeightDirectory,
-)
+from syncd.transports.base import StoredChanges, WeightDirectory
 from syncd.transports.files.copy_files import check_copy
 from syncd.transports.files.leased_directory import (
     DirectoryOptions,
@@ -129,9 +126,7 @@ class FilesReceiver(DirectoryReceiver):
         if staged is not None:
             return self._held_copy(version, staged, payload, verified=False)
         tensors = read_tensors(self._disk, leased.path, payload.shards)
-        directory = WeightDirectory(
-            version, leased.path, payload.shards, tensors, probe=payload.probe, base=payload.base
-        )
+        directory = payload.directory(version, leased.path, tensors)
         check = self._content_check(self._disk, leased.path, payload, lambda: False)
         return HeldDirectory(directory, "files", payload.size, check=check)
 
@@ -200,15 +195,8 @@ class FilesReceiver(DirectoryReceiver):
             manifests = manifest, *ancestors(job, manifest)
             links.enter_context(self._client.lease_links(manifests[1:]))
             tensors = read_tensors(self._disk, f"{job.step(manifests[-1].step)}/{ACTOR}", payload.shards)
-            directory = WeightDirectory(
-                replace(leased.version, kind="weights"),
-                leased.path,
-                payload.shards,
-                tensors,
-                probe=payload.probe,
-                base=payload.base,
-                changes=StoredChanges(job, manifests),
-            )
+            version, changes = replace(leased.version, kind="weights"), StoredChanges(job, manifests)
+            directory = payload.directory(version, leased.path, tensors, changes=changes)
             return HeldDirectory(directory, "files", payload.size, links.pop_all().close)
 
     def _made_whole(self, leased: "Leased", payload: PayloadFiles) -> StagedCopy:
@@ -233,15 +221,7 @@ class FilesReceiver(DirectoryReceiver):
             undo.callback(staged.close)
             tensors = read_tensors(LocalDisk(), staged.path, payload.shards)
             undo.pop_all()
-        directory = WeightDirectory(
-            version,
-            staged.path,
-            payload.shards,
-            tensors,
-            verified=verified,
-            probe=payload.probe,
-            base=payload.base,
-        )
+        directory = payload.directory(version, staged.path, tensors, verified=verified)
         check = partial(check_copy, staged.path, payload.records, lambda: False)
         came_from = self._came_from if verified else ""
         return HeldDirectory(directory, "stage", payload.size, staged.close, check=check, read_from=came_from)
