@@ -19,6 +19,7 @@ from syncd.daemon.service import Daemon
 from syncd.errors import ConfigError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
+from syncd.parts.mirror.run import detach
 from syncd.parts.mirror.worker import Work, Worker
 from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished, read_end
 from syncd.protocol.layout import Job
@@ -315,6 +316,16 @@ def test_the_baseline_that_engines_are_calibrated_by_comes_with_the_next_version
         pull.run()
         assert read_base_probe(far) == baseline
     assert far.disk.read(far.base_probe) == trainer.job.disk.read(trainer.job.base_probe)
+
+
+def test_a_job_that_is_detached_records_a_baseline_of_its_own(trainer, far, pulls):
+    write_base_probe(trainer.job, PROBE, "models/base")
+    pulled(trainer, far, pulls, 1).daemon.leader.release()
+    assert read_base_probe(far) == PROBE
+    detach(far.root)
+    own = Probe(((7, 8),), ((-2.0,),), "float32", "float32")
+    write_base_probe(far, own, "models/other")
+    assert read_base_probe(far) == own
 
 
 @pytest.mark.usefixtures("always")
