@@ -215,8 +215,8 @@ class DeadLeadersTrash:
 
     - It deletes nothing that it has not seen in the trash for the whole grace time.
     - It puts back a step that anybody leases or pins, as a leader does. Whoever has a presence counts as alive.
-    - It renames an entry before it deletes it. A leader that wakes up and wants to put that step back no longer finds
-      it, so no half-deleted step is ever put back.
+    - It renames an entry before it deletes it, if there is room for that. A leader that wakes up and wants to put
+      that step back no longer finds it, so no half-deleted step is put back.
     """
 
     def __init__(self, job: Job, clock: Clock) -> None:
@@ -274,7 +274,9 @@ def _rescue_links(job: Job, paths: Iterable[str], parents: Mapping[int, int | No
 def _doomed(disk: Disk, path: str) -> str:
     """Return the path of an entry that is to be deleted under a name that is no step's: no half of it comes back.
 
-    On a full disk it keeps its name.
+    Where a full disk or a quota refuses the rename it keeps its name. ZFS at its quota refuses all renames until
+    something was deleted, which may be in the trash alone. Putting a step back is a rename, too: a half of it can
+    come back only if this process dies on the way, once there is room again.
     """
     if _entry(path) is None:
         return path
@@ -284,7 +286,7 @@ def _doomed(disk: Disk, path: str) -> str:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return path  # a rename may need room, and deleting makes some
+        return path
     return doomed
 
 
