@@ -8,6 +8,7 @@ from syncd.daemon.symptoms import symptoms
 from syncd.protocol.engine_state import engine_of
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import MountState, mount_trouble
+from syncd.protocol.read_bytes import read_bytes_of
 from syncd.protocol.step import Step, StepState
 from syncd.views.job_view import Heart, JobView
 
@@ -26,6 +27,7 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     problem_list += list(view.problems.items())
     problem_list += _rolling_problems(view.snapshot)
     problem_list += _engine_problems(view)
+    problem_list += _over_budget(view)
     problem_list += [
         ("dead", name)
         for name, heart in sorted(view.hearts.items())
@@ -58,6 +60,15 @@ def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
         engine = engine_of(view.snapshot.explorers[name].presence)
         if engine is not None and engine.state.is_trouble and is_followed(view, name):
             yield f"engine_{engine.state.value}", f"{name}: {engine.reason}"
+
+
+def _over_budget(view: JobView) -> Iterator[tuple[str, str]]:
+    """Yield the explorers whose other hosts were lost, slow or wrong, so that they read their bytes as well."""
+    for name, module in sorted(view.snapshot.explorers.items()):
+        read = read_bytes_of(module.presence.info)
+        if read is not None and read.over_budget and is_followed(view, name):
+            text = f"explorer {name} read more of the last version from the file system than its share"
+            yield "origin_budget", text
 
 
 def _rolling_problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
