@@ -93,6 +93,13 @@ def test_a_job_is_mirrored_into_another_file_system_without_a_store(trainer, far
     assert far.disk.stat(f"{far.step(2)}/manifest.json") == before
 
 
+def test_the_lag_is_told_when_it_begins_and_when_it_ends(trainer, far, pulls):
+    pull = pulled(trainer, far, pulls, 1)
+    told = [(event["behind"], event["bytes"]) for event in pull.recorder.of("mirror_lag_changed")]
+    assert [behind for behind, _ in told] == [1, 0]
+    assert told[-1] == (0, 0)
+
+
 @pytest.mark.slow
 def test_followers_at_the_far_end_read_from_each_other_and_have_the_sources_labels(
     trainer, far, place, pulls
