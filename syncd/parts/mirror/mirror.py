@@ -42,7 +42,7 @@ class Mirror:
     def turn(self) -> bool:
         """Do one thing; return whether there was something to do."""
         if not self._target.is_ready():
-            self.show(state="standby")
+            self._show_lag("standby", 0, 0)
             return False
         newest, published = self._source.newest(), self._target.published()
         if newest is None or (published is not None and newest.pair <= published):

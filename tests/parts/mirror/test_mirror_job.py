@@ -16,7 +16,7 @@ from support.waiting import until
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from syncd.daemon.service import Daemon
-from syncd.errors import ConfigError, TryAgainError
+from syncd.errors import ConfigError, CorruptDataError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
 from syncd.parts.mirror.run import detach
@@ -98,6 +98,18 @@ def test_the_lag_is_told_when_it_begins_and_when_it_ends(trainer, far, pulls):
     told = [(event["behind"], event["bytes"]) for event in pull.recorder.of("mirror_lag_changed")]
     assert [behind for behind, _ in told] == [1, 0]
     assert told[-1] == (0, 0)
+
+
+def test_a_mirror_that_stands_by_tells_no_lag(trainer, far, pulls, monkeypatch):
+    pull = pulled(trainer, far, pulls, 1)
+    trainer.keyframe(2)
+    monkeypatch.setattr(pull.source, "read", lambda *_: b"")
+    with pytest.raises(CorruptDataError):
+        pull.mirror.turn()
+    assert pull.recorder.of("mirror_lag_changed")[-1]["behind"] == 1
+    pull.daemon.leader.release()
+    assert not pull.mirror.turn()
+    assert pull.recorder.of("mirror_lag_changed")[-1]["behind"] == 0
 
 
 @pytest.mark.slow
