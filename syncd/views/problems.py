@@ -21,9 +21,8 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     problem_list = list(symptoms(view.snapshot))
     damaged = [step for step in by_step(view.snapshot) if step.state is StepState.DAMAGED]
     problem_list += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
-    steps, put_aside = view.snapshot.steps, reasons_of_quarantine(view.snapshot)
-    there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
-    problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
+    put_aside = view.snapshot.put_aside
+    problem_list += [("quarantined_step", f"step {entry.step}: {entry.reason}") for entry in put_aside]
     problem_list += list(view.problems.items())
     problem_list += _rolling_problems(view.snapshot)
     problem_list += _engine_problems(view)
@@ -115,9 +114,3 @@ def is_mirror(view: JobView, name: str) -> bool:
 def is_followed(view: JobView, name: str) -> bool:
     """Return whether an explorer's follower lives, or may."""
     return view.hearts[f"explorer/{name}"] not in (Heart.DEAD, Heart.LEFT)
-
-
-def reasons_of_quarantine(snapshot: Snapshot) -> dict[tuple[int, str], str]:
-    """Return why each step that was put aside was, by its number and digest."""
-    entries = snapshot.version.quarantine if snapshot.version else ()
-    return {(entry.step, entry.digest): entry.reason for entry in reversed(entries)}
