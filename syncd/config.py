@@ -101,7 +101,7 @@ class PartTable(Protocol):
         """Return the JSON Schema of the table."""
 
     def options(self) -> Iterable[Callable[[Any], Any]]:
-        """Return decorators that add to `syncd watch` an option `--NAME-KEY` for each key of the table."""
+        """Return decorators that add to `syncd watch` an option `--NAME-KEY` for each key, named `NAME__KEY`."""
 
 
 _FIELDS = {item.name: item for item in dataclasses.fields(DaemonConfig) if item.name != "parts"}
@@ -172,28 +172,22 @@ def load(
         _refuse_reaching(table, path)
     options = {key: value for key, value in overrides.items() if value is not None}
     where = path or "the command line"
-    own, parts = _divided({**table, **options})
-    values = {key: check_value(key, value, where) for key, value in own.items()}
-    read = {name: _read_part(name, part, where, whole) for name, part in parts.items()}
+    merged = _merged(table, options)
+    others = merged.keys() - _FIELDS.keys()
+    parts = others & daemon_tables().keys() if others else set()
+    values = {key: check_value(key, value, where) for key, value in merged.items() if key not in parts}
+    read = {name: _read_part(name, merged[name], where, whole) for name in parts}
     return dataclasses.replace(DaemonConfig(), **values, parts=read)
 
 
-def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the daemon's own keys, and tables of parts: `rolling = {...}`, or `rolling_canaries` as an option."""
-    own = {key: value for key, value in values.items() if key in _FIELDS}
-    if len(own) == len(values):
-        return own, {}
-    parts: dict[str, Any] = {}
-    names = daemon_tables()
-    for key, value in values.items():
-        name = next((name for name in names if key.startswith(f"{name}_")), "")
-        if key in names:
-            parts[key] = {**value, **parts.get(key, {})} if isinstance(value, Mapping) else value
-        elif name:
-            parts[name] = {**parts.get(name, {}), key.removeprefix(f"{name}_"): value}
-        elif key not in own:
-            own[key] = value
-    return own, parts
+def _merged(table: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with options on top, and so each table of a part in it."""
+    of_parts = {
+        key: {**part, **options[key]}
+        for key, part in table.items()
+        if isinstance(part, Mapping) and isinstance(options.get(key), Mapping)
+    }
+    return {**table, **options, **of_parts}
 
 
 def _read_part(name: str, table: Any, where: str, document: Mapping[str, Any]) -> Any:

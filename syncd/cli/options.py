@@ -206,13 +206,25 @@ def _of_parts() -> Iterator[Callable[[F], F]]:
 
 def read_config(job: Job, overrides: Mapping[str, Any]) -> DaemonConfig:
     """Return the configuration for a job: the file, overridden by the given options."""
-    values = dict(overrides)
+    values = _as_table(overrides)
     named = values.pop("config", None)
     kept = f"{job.root}/{CONFIG}"
     with pending_calls()("read", named or kept):
         if named is None and has_config(job):
             return load(kept, values, trusted=_is_users_own(kept), kept=True)
         return load(named, values)
+
+
+def _as_table(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as `[daemon]` has them: `rolling__canaries` is the key `canaries` of the table `rolling`."""
+    table: dict[str, Any] = {}
+    for name, value in overrides.items():
+        part, _, key = name.partition("__")
+        if not key:
+            table[name] = value
+        elif value is not None:
+            table.setdefault(part, {})[key] = value
+    return table
 
 
 def has_config(job: Job) -> bool:

@@ -21,6 +21,7 @@ _MOST_CALLS = 12
 _EVENT_OF_PROBLEM = {
     "marker": event_names.MARKER_REJECTED,
     "version": event_names.VERSION_FILE_REJECTED,
+    "published_step": event_names.STEP_DAMAGED,
     "unreadable_presence": event_names.ENTRY_READ_FAILED,
     "unreadable_directory": event_names.ENTRY_READ_FAILED,
     "tracker": event_names.ENTRY_READ_FAILED,
@@ -56,7 +57,7 @@ class EventReporter:
         for name, detail in now:
             if (name, detail) in self._problems:
                 continue
-            event = _EVENT_OF_PROBLEM.get(name, event_names.STEP_DAMAGED)
+            event = _EVENT_OF_PROBLEM[name]
             if event == event_names.ENTRY_READ_FAILED:
                 self.publish(event, "error", code=StorageError.code, detail=detail)
             else:

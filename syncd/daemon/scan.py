@@ -220,12 +220,9 @@ class Scanner:
             return None, str(required_read_problem(error, self._job.version)), True
 
     def _read_modules(self) -> None:
-        snapshot = replace(self._modules.scan(self._snapshot), wave=self._wave())
+        self._snapshot = replace(self._modules.scan(self._snapshot), wave=self._wave())
         self._read_tracker()
         self.steps.doubt_unmarked(self._snapshot.tracker)
-        self._snapshot = replace(
-            snapshot, tracker=self._snapshot.tracker, tracker_problem=self._snapshot.tracker_problem
-        )
 
     def _wave(self) -> Wave | None:
         """Return the wave; a damaged one admits nobody, until the leader writes it anew or removes it."""

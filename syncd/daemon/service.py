@@ -199,8 +199,7 @@ class Daemon:
             self.removals.begin_round(started)
         seconds = self._clock.monotonic() - started
         counts = totals(self.snapshot) if due else {"steps": len(self.snapshot.steps)}
-        version = self.snapshot.version
-        put_aside = len(version.quarantine) if version else 0
+        put_aside = len(self.snapshot.put_aside)
         self.report(
             event_names.SCAN_COMPLETED, "debug", seconds=seconds, full=due, quarantined=put_aside, **counts
         )

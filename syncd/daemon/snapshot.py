@@ -7,7 +7,7 @@ from syncd.protocol.presence import Presence, RunningStatus
 from syncd.protocol.request import Pin, Request
 from syncd.protocol.rolling import Wave
 from syncd.protocol.step import Step, StepState
-from syncd.protocol.version import MISSING_MARKER, MarkerReading, Pair, Version
+from syncd.protocol.version import MISSING_MARKER, MarkerReading, Pair, Quarantined, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,16 @@ class Snapshot:
     @property
     def job_size(self) -> int:
         return sum(step.size for step in self.steps.values())
+
+    @property
+    def put_aside(self) -> list[Quarantined]:
+        """Return the quarantined steps that still exist: the version file remembers removed ones, too."""
+        entries = self.version.quarantine if self.version else ()
+        return [
+            entry
+            for entry in entries
+            if entry.step in self.steps and self.steps[entry.step].digest == entry.digest
+        ]
 
     @property
     def unreadable(self) -> tuple[str, ...]:

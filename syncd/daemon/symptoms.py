@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import plain
-from syncd.protocol.read_bytes import read_bytes_of
 from syncd.protocol.step import StepState
 from syncd.protocol.version import BELIEVED_GENERATION, MISSING_MARKER
 
@@ -43,19 +42,7 @@ def symptoms(snapshot: Snapshot) -> Iterator[Problem]:
         yield "version", snapshot.version_problem
     if version and version.kind != "remote" and _is_missing(snapshot, version.step):
         yield "published_step", f"step {version.step} is published and no longer complete"
-    yield from _over_budget(snapshot)
     yield from _documents(snapshot)
-
-
-def _over_budget(snapshot: Snapshot) -> Iterator[Problem]:
-    """Yield the explorers whose other hosts were lost, slow or wrong, so that they read their bytes as well."""
-    for name, module in snapshot.explorers.items():
-        read = read_bytes_of(module.presence.info)
-        if module.alive and not module.has_left and read is not None and read.over_budget:
-            yield (
-                "origin_budget",
-                f"explorer {name} read more of the last version from the file system than its share",
-            )
 
 
 def _documents(snapshot: Snapshot) -> Iterator[Problem]:

@@ -7,7 +7,8 @@ lists every place that deletes in a job.
 import contextlib
 import errno
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import NamedTuple
 
 from syncd.daemon.leases import Claims, Dead, read_claims
@@ -20,6 +21,8 @@ from syncd.protocol.manifest import read_manifest
 from syncd.protocol.presence import Presences
 from syncd.protocol.step import Step
 from syncd.protocol.version import read_marker
+
+ReadClaims = Callable[[], Claims]
 
 
 class Emptied(NamedTuple):
@@ -148,14 +151,15 @@ class Trash:
         """Delete what has been in the trash for `grace` seconds of this clock; what cannot go yet stays for later.
 
         A step that somebody reads is put back: the leader that moved it may have died before it looked at the
-        leases again.
+        leases again. They are read once, after the listing: whoever leases one of these steps later finds it gone.
         """
+        claims = cache(partial(read_claims, self._job, dead))
         entries = files = left = 0
         stuck: dict[str, Exception] = {}
         for entry in list_if_there(self._job.disk, self._term.trash):
             path = f"{self._term.trash}/{entry.name}"
             try:
-                if not self._is_due(entry.name, path, grace, dead):
+                if not self._is_due(entry.name, path, grace, claims):
                     left += 1
                     continue
                 path = self._doomed(path)
@@ -168,12 +172,12 @@ class Trash:
         self.stuck = stuck
         return Emptied(entries, files, left)
 
-    def _is_due(self, name: str, path: str, grace: float, dead: Dead) -> bool:
+    def _is_due(self, name: str, path: str, grace: float, claims: ReadClaims) -> bool:
         """Return whether an entry may be deleted now: its grace is over, and nobody reads it."""
         inherited = name not in self._trashed_at
         since = self._trashed_at.setdefault(name, self._clock.monotonic())
         due = self._clock.monotonic() - since >= grace
-        return not ((inherited or due) and _is_rescued(self._job, path, dead)) and due
+        return not ((inherited or due) and _is_rescued(self._job, path, claims)) and due
 
     def _doomed(self, path: str) -> str:
         """Rename an entry so that nobody puts it back, and return its path."""
@@ -215,8 +219,8 @@ class DeadLeadersTrash:
 
     - It deletes nothing that it has not seen in the trash for the whole grace time.
     - It puts back a step that anybody leases or pins, as a leader does. Whoever has a presence counts as alive.
-    - It renames an entry before it deletes it. A leader that wakes up and wants to put that step back no longer finds
-      it, so no half-deleted step is ever put back.
+    - It renames an entry before it deletes it, if there is room for that. A leader that wakes up and wants to put
+      that step back no longer finds it, so no half-deleted step is put back.
     """
 
     def __init__(self, job: Job, clock: Clock) -> None:
@@ -235,7 +239,8 @@ class DeadLeadersTrash:
         due = [path for path in there if now - self._since[path] >= grace]
         if due:
             _rescue_links(self._job, there, parents_of(self._job))
-        return sum(self._delete(path) for path in due)
+        claims = cache(partial(read_claims, self._job, {}))
+        return sum(self._delete(path, claims) for path in due)
 
     def _entries(self, highest: int) -> list[str]:
         trash = self._job.trash
@@ -251,9 +256,9 @@ class DeadLeadersTrash:
                 f"{trash}/{claim.name}/{entry.name}" for entry in list_if_there(disk, f"{trash}/{claim.name}")
             )
 
-    def _delete(self, path: str) -> int:
+    def _delete(self, path: str, claims: ReadClaims) -> int:
         try:
-            if _is_rescued(self._job, path, {}):
+            if _is_rescued(self._job, path, claims):
                 return 0
             return remove_tree(self._job.disk, _doomed(self._job.disk, path))
         except Exception:  # noqa: BLE001 - somebody else was faster, or it cannot be deleted: the claim must not wait
@@ -274,7 +279,9 @@ def _rescue_links(job: Job, paths: Iterable[str], parents: Mapping[int, int | No
 def _doomed(disk: Disk, path: str) -> str:
     """Return the path of an entry that is to be deleted under a name that is no step's: no half of it comes back.
 
-    On a full disk it keeps its name.
+    Where a full disk or a quota refuses the rename it keeps its name. ZFS at its quota refuses all renames until
+    something was deleted, which may be in the trash alone. Putting a step back is a rename, too: a half of it can
+    come back only if this process dies on the way, once there is room again.
     """
     if _entry(path) is None:
         return path
@@ -284,7 +291,7 @@ def _doomed(disk: Disk, path: str) -> str:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return path  # a rename may need room, and deleting makes some
+        return path
     return doomed
 
 
@@ -294,14 +301,14 @@ def _entry(path: str) -> tuple[str, int] | None:
     return (directory, int(number)) if directory and number.isdecimal() else None
 
 
-def _is_rescued(job: Job, path: str, dead: Dead) -> bool:
+def _is_rescued(job: Job, path: str, claims: ReadClaims) -> bool:
     """Put back an entry that somebody leases or pins; return whether it is back, or its readers are unknown."""
     entry = _entry(path)
     if entry is None or exists(job.disk, f"{job.root}/{entry[0]}"):
         return False
     directory, number = entry
     try:
-        if read_claims(job, dead).why(number) is None:
+        if claims().why(number) is None:
             return False
     except OSError:
         return True

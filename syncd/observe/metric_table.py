@@ -81,7 +81,7 @@ UNKNOWN = {
         "Bytes that a mirror must copy before it can publish its source's newest version.",
     ),
     "steps": ("Step directories in the job.",),
-    "quarantined_steps": ("Steps in quarantine.",),
+    "quarantined_steps": ("Steps in quarantine that were not removed yet.",),
     "job_bytes": ("Bytes of all steps.",),
     "free_bytes": ("Bytes free on the job's file system.",),
     "leases": ("Leases that live explorers hold.",),

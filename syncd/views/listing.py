@@ -8,7 +8,6 @@ from syncd.daemon.snapshot import Snapshot
 from syncd.protocol.step import Step
 from syncd.views.documents import Document, changes_of, picked
 from syncd.views.job_view import JobView
-from syncd.views.problems import reasons_of_quarantine
 
 _POLICY = "keep_last keep_every keep_full max_bytes partial_grace keep_previous prune prune_foreign"
 
@@ -31,7 +30,8 @@ class _Rows:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._leases = snapshot, snapshot.leases
-        self._quarantine_reasons, self._chains = reasons_of_quarantine(snapshot), dict[int, int | None]()
+        self._quarantine_reasons = {entry.step: entry.reason for entry in snapshot.put_aside}
+        self._chains = dict[int, int | None]()
 
     def of(self, step: Step, decision: Decision) -> Document:
         return {
@@ -47,7 +47,7 @@ class _Rows:
             "leases": list(self._leases.get(step.step, ())),
             "pinned": step.step in self._snapshot.pins,
             "problem": step.problem,
-            "quarantined": self._quarantine_reasons.get((step.step, step.digest)),
+            "quarantined": self._quarantine_reasons.get(step.step),
             **picked(decision, "keep rule detail"),
         }
 

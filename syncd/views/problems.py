@@ -8,6 +8,7 @@ from syncd.daemon.symptoms import symptoms
 from syncd.protocol.engine_state import engine_of
 from syncd.protocol.mirror_report import mirror_of_presence
 from syncd.protocol.mount import MountState, mount_trouble
+from syncd.protocol.read_bytes import read_bytes_of
 from syncd.protocol.step import Step, StepState
 from syncd.views.job_view import Heart, JobView
 
@@ -20,12 +21,12 @@ def problems(view: JobView) -> list[tuple[str, str]]:
     problem_list = list(symptoms(view.snapshot))
     damaged = [step for step in by_step(view.snapshot) if step.state is StepState.DAMAGED]
     problem_list += [("damaged_step", f"step {step.step}: {step.problem}") for step in damaged]
-    steps, put_aside = view.snapshot.steps, reasons_of_quarantine(view.snapshot)
-    there = sorted(key for key in put_aside if key[0] in steps and steps[key[0]].digest == key[1])
-    problem_list += [("quarantined_step", f"step {key[0]}: {put_aside[key]}") for key in there]
+    put_aside = view.snapshot.put_aside
+    problem_list += [("quarantined_step", f"step {entry.step}: {entry.reason}") for entry in put_aside]
     problem_list += list(view.problems.items())
     problem_list += _rolling_problems(view.snapshot)
     problem_list += _engine_problems(view)
+    problem_list += _over_budget(view)
     problem_list += [
         ("dead", name)
         for name, heart in sorted(view.hearts.items())
@@ -58,6 +59,15 @@ def _engine_problems(view: JobView) -> Iterator[tuple[str, str]]:
         engine = engine_of(view.snapshot.explorers[name].presence)
         if engine is not None and engine.state.is_trouble and is_followed(view, name):
             yield f"engine_{engine.state.value}", f"{name}: {engine.reason}"
+
+
+def _over_budget(view: JobView) -> Iterator[tuple[str, str]]:
+    """Yield the explorers whose other hosts were lost, slow or wrong, so that they read their bytes as well."""
+    for name, module in sorted(view.snapshot.explorers.items()):
+        read = read_bytes_of(module.presence.info)
+        if read is not None and read.over_budget and is_followed(view, name):
+            text = f"explorer {name} read more of the last version from the file system than its share"
+            yield "origin_budget", text
 
 
 def _rolling_problems(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -104,9 +114,3 @@ def is_mirror(view: JobView, name: str) -> bool:
 def is_followed(view: JobView, name: str) -> bool:
     """Return whether an explorer's follower lives, or may."""
     return view.hearts[f"explorer/{name}"] not in (Heart.DEAD, Heart.LEFT)
-
-
-def reasons_of_quarantine(snapshot: Snapshot) -> dict[tuple[int, str], str]:
-    """Return why each step that was put aside was, by its number and digest."""
-    entries = snapshot.version.quarantine if snapshot.version else ()
-    return {(entry.step, entry.digest): entry.reason for entry in reversed(entries)}

@@ -19,10 +19,14 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.presence import Presence, Publisher, RunningStatus
 from syncd.protocol.process import Process
+from syncd.protocol.read_bytes import INFO as READ
+from syncd.protocol.read_bytes import ReadBytes
 from syncd.protocol.request import Pin, Request, read_requests, write_pin, write_request
 from syncd.protocol.version import read_version, write_marker
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import Synchronizer
+from syncd.views.job_view import JobViewer
+from syncd.views.problems import problems
 
 
 @pytest.fixture
@@ -397,6 +401,15 @@ def test_truncation_of_the_published_step_is_reported(job):
     write_step(job, 2)
     daemon.tick(woken=True)
     assert pair(job) == (1, 2)
+
+
+def test_a_host_that_read_more_than_its_share_is_a_problem_and_damages_no_step(job):
+    daemon, heard, clock = start(job)
+    write_step(job, 1)
+    explorer(job, clock, info={READ: ReadBytes(10, 0, over_budget=True).document()})
+    daemon.tick(woken=True)
+    assert not heard.of("step_damaged")
+    assert "origin_budget" in dict(problems(JobViewer(job, clock).read()))
 
 
 @pytest.mark.fault("a restart below an explorer's version asserts")

@@ -62,6 +62,19 @@ def test_many_removals_read_presences_twice_and_parse_changes_once(job, monkeypa
     assert parsed == [f"{job.explorers}/e3.json"], "of the others the bytes are the same"
 
 
+def test_all_that_is_deleted_at_once_costs_one_reading_of_presences(job):
+    daemon, heard, clock = start(job, keep_last=1, trash_grace=5.0)
+    crowd(job, clock)
+    for step in range(1, 8):
+        write_step(job, step)
+    daemon.tick(woken=True)
+    clock.at += 6
+    before = job.disk.reads
+    daemon.tick()
+    assert heard.of("trash_emptied")[-1]["entries"] == 6
+    assert job.disk.reads - before == 2 * EXPLORERS, "once by the scan"
+
+
 def test_a_lease_written_during_any_of_many_removals_keeps_its_step(job):
     """A reader wrote its lease and found the manifest, at the last moment before the rename or among later ones."""
     daemon, _, explorers = led(job, range(1, 8))

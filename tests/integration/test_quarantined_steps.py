@@ -97,7 +97,7 @@ def test_a_step_that_is_written_again_is_published(damaged):
 
 
 def test_quarantined_steps_do_not_displace_good_ones(job):
-    daemon, _, clock = start(job, keep_last=2, trash_grace=0.0)
+    daemon, heard, clock = start(job, keep_last=2, trash_grace=0.0)
     for step in (1, 2):
         write_step(job, step)
         daemon.tick(woken=True)
@@ -111,3 +111,5 @@ def test_quarantined_steps_do_not_displace_good_ones(job):
     daemon.tick(woken=True)
     assert steps_of(job) == [2, 6]
     assert read_version(job).pair == (1, 6)
+    assert [entry.step for entry in read_version(job).quarantine] == [3, 4, 5]
+    assert heard.of("scan_completed")[-1]["quarantined"] == 0, "an alert must end with the steps"

@@ -159,7 +159,7 @@ def serve(end: PeerLink) -> tuple[Direction, str]:
             end.answer(witness.answer(question.text("topic"), question.record("value")))
         end.answer({})
     value = question.record("value")
-    return direction_from(value.record("found")), value.text("host")
+    return record_from(Direction, value.record("found")), value.text("host")
 
 
 class PeerObserver:
@@ -216,10 +216,6 @@ class PeerObserver:
     def _lock(self, value: Fields) -> Value:
         kind: Kind = "flock" if value.text("kind") == "flock" else "lockf"
         return {"became": try_lock(f"{self._other}/locks/{kind}", kind)}
-
-
-def direction_from(fields: Fields) -> Direction:
-    return record_from(Direction, fields)
 
 
 def _ms(seconds: float) -> float:

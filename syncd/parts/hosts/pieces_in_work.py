@@ -68,13 +68,17 @@ class PiecesInWork:
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
         planned = {file.name: partial[file.name] for file in plan.files if file.name in partial}
         moved = {name: file for name, file in planned.items() if is_moved(file.path, f"{target}/{name}")}
-        self._files = [
-            _open_file(f"{target}/{file.name}", file.size, is_new=file.name not in moved)
-            for file in plan.files
-        ]
+        self._files = list[int]()
+        with contextlib.ExitStack() as unfinished:
+            unfinished.callback(self.close)
+            for file in plan.files:
+                descriptor = _open_file(f"{target}/{file.name}", is_new=file.name not in moved)
+                self._files.append(descriptor)
+                os.truncate(descriptor, file.size)
+            unfinished.pop_all()
         for number, piece in enumerate(plan.pieces):
-            file = moved.get(plan.files[piece.file].name)
-            if file is not None and _matches(piece, file):
+            copied = moved.get(plan.files[piece.file].name)
+            if copied is not None and _matches(piece, copied):
                 live.mark(number)
 
     def has(self, number: int) -> bool:
@@ -125,8 +129,6 @@ def _matches(piece: Piece, file: PartialFile) -> bool:
     return [f"{part.kind}:{part.digest}" for part in piece.parts] == [digest]
 
 
-def _open_file(path: str, size: int, *, is_new: bool) -> int:
+def _open_file(path: str, *, is_new: bool) -> int:
     flags = os.O_CREAT | os.O_EXCL if is_new else 0
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-    os.truncate(descriptor, size)
-    return descriptor
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)

@@ -81,7 +81,7 @@ class HostsReader(PieceReader):
         self._listen()
         self.address = self._own_address()
         if self._server is None:
-            self._tell("info", "peers_address_shared", address=self.address)
+            self._report("info", "peers_address_shared", address=self.address)
         self._describe()
 
     def copy(self, wanted: WantedFiles, target: str, stop: Callable[[], bool]) -> None:
@@ -264,7 +264,7 @@ class HostsReader(PieceReader):
         self._live.append(live)
         together = Together(hosts, self.address, self._tokens() or "", path)
         gather = self._gathers[path] = Gather(plan, together, disk, target, live, partial)
-        self._tell(
+        self._report(
             "debug", "peers_started", kind=kind, hosts=len(hosts), pieces=len(plan.pieces), bytes=plan.size
         )
         with pool.running(gather) as running:
@@ -275,13 +275,13 @@ class HostsReader(PieceReader):
         self._add(origin=tally.origin, peers=tally.peers)
         self._rate.note(tally.read, tally.reading)
         if tally.removed:
-            self._tell("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
+            self._report("warning", "peers_removed", hosts=dict(tally.removed), wrong=tally.wrong)
         self._is_over_budget = tally.is_over_budget
         if tally.is_over_budget:
-            self._tell(
+            self._report(
                 "warning", "origin_budget_exceeded", read=tally.origin, share=tally.share, moved=tally.moved
             )
-        self._tell("debug", "peers_ended", origin=tally.origin, peers=tally.peers, seconds=tally.seconds)
+        self._report("debug", "peers_ended", origin=tally.origin, peers=tally.peers, seconds=tally.seconds)
         self._describe()
 
     # --- this host ----------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class HostsReader(PieceReader):
         try:
             self._listen()
         except ConfigError as error:
-            self._tell("warning", "peers_not_listening", reason=str(error))
+            self._report("warning", "peers_not_listening", reason=str(error))
 
     def _own_address(self) -> str:
         port = self._server.server_port if self._server else self._port
@@ -320,9 +320,6 @@ class HostsReader(PieceReader):
         with contextlib.suppress(SyncdError, OSError):
             read = ReadBytes(self._bytes["origin"], self._bytes["peers"], self._is_over_budget)
             self._client.describe({INFO: self.address, READ: read.document()}, now=False)
-
-    def _tell(self, level: str, name: str, **fields: object) -> None:
-        self._report(level, name, **fields)
 
 
 class _CachedToken:

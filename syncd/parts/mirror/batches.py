@@ -124,11 +124,6 @@ class JobIntake:
             writer  # one whose write failed is made anew: a later process may have fenced it
         )
 
-    def close(self) -> None:
-        """Remove what the writers have prepared."""
-        for writer in self._writers.values():
-            writer.close()
-
 
 class BatchMover:
     """Passes batches on, those of each explorer in order; `tell` hears events."""
@@ -139,11 +134,19 @@ class BatchMover:
         self._source, self._target, self._meter, self._tell = source, target, meter, tell
 
     def turn(self) -> bool:
-        """Pass on what waits; return whether there was anything."""
-        waiting = self._source.waiting()
+        """Pass on what waits; return whether there was anything.
+
+        What a file system refuses holds up the batches of one explorer alone, and is raised at the end.
+        """
+        waiting, errors = self._source.waiting(), list[OSError]()
         for explorer, seqs in waiting.items():
-            for seq in seqs:
-                self._move(explorer, seq)
+            try:
+                for seq in seqs:
+                    self._move(explorer, seq)
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         return any(waiting.values())
 
     def _move(self, explorer: str, seq: int) -> None:

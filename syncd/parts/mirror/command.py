@@ -14,7 +14,6 @@ AFTER = "watch"
 """The verb behind which `--help` lists this one."""
 
 _STORE_ONLY = ("keep", "keep_for", "prune")
-_DEFAULTS = {"keep": 3, "keep_for": 86400.0, "prune": True}
 
 
 def _rate(_: click.Context, __: click.Parameter, value: str | None) -> int:
@@ -122,10 +121,10 @@ def _choices(store_only: dict[str, Any], choices: dict[str, Any]) -> Any:
     from syncd.parts.mirror.run import MirrorOptions  # noqa: PLC0415
     from syncd.parts.mirror.store import StoreRetention  # noqa: PLC0415
 
-    values = {name: _DEFAULTS[name] if value is None else value for name, value in store_only.items()}
-    retention = StoreRetention(int(values["keep"]), float(values["keep_for"]), bool(values["prune"]))
+    fields = {"keep": "keep", "keep_for": "grace", "prune": "prune"}
+    given = {fields[name]: value for name, value in store_only.items() if value is not None}
     daemon = {name: choices.pop(name) for name in ("metrics_port", "metrics_textfile", "log_format")}
-    return MirrorOptions(**choices, retention=retention, daemon=daemon)
+    return MirrorOptions(**choices, retention=StoreRetention(**given), daemon=daemon)
 
 
 def _refuse_with_detach(source: str, target: str | None, choices: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ class Mirror:
     def turn(self) -> bool:
         """Do one thing; return whether there was something to do."""
         if not self._target.is_ready():
-            self.show(state="standby")
+            self._show_lag("standby", 0, 0)
             return False
         newest, published = self._source.newest(), self._target.published()
         if newest is None or (published is not None and newest.pair <= published):
@@ -53,7 +53,7 @@ class Mirror:
         if self._begun is not None and published is not None and self._begun.version.pair <= published:
             self._begun = None
         way = self._way(newest)
-        self._show_lag(way, newest.pair, published)
+        self._show_lag("copying", lag(published, newest.pair), way.left)
         self._begun = way
         self._advance(way)
         return True
@@ -82,7 +82,7 @@ class Mirror:
                 hint="mirror it into another directory or prefix",
             )
         pair = dict(zip(("generation", "step"), published or (None, None), strict=True))
-        self.show(state="current", behind=0, left=0, **pair)
+        self._show_lag("current", 0, 0, **pair)
         if published is not None and self._clock.monotonic() >= self._looks_at:
             self._pass_end(published)
 
@@ -162,8 +162,7 @@ class Mirror:
         self.show(generation=version.generation, step=version.step)
         self._target.tidy()
 
-    def _show_lag(self, way: Way, newest: Pair, published: Pair | None) -> None:
-        behind = lag(published, newest)
-        if (behind, way.left) != (self._report.behind, self._report.left):
-            self._tell(event_names.MIRROR_LAG_CHANGED, "debug", behind=behind, bytes=way.left)
-        self.show(state="copying", behind=behind, left=way.left)
+    def _show_lag(self, state: str, behind: int, left: int, **pair: int | None) -> None:
+        if (behind, left) != (self._report.behind, self._report.left):
+            self._tell(event_names.MIRROR_LAG_CHANGED, "debug", behind=behind, bytes=left)
+        self.show(state=state, behind=behind, left=left, **pair)

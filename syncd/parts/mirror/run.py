@@ -323,5 +323,7 @@ def _detach(job: Job, clock: SystemClock) -> None:
                 )
             clock.sleep(0.25)
         term = candidate.claim()
+        # It is of the source's start model; who trains here may begin with another one.
+        term.discard(job.base_probe)
         owner.detach(job, term)
         term.release()

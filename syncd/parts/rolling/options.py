@@ -77,6 +77,7 @@ class RollingPart:
             kind = {"canaries": int, "wrong": int, "patience": float, "unit": click.Choice(UNITS)}.get(name)
             yield click.option(
                 f"--{self.table}-{name.replace('_', '-')}",
+                f"{self.table}__{name}",
                 type=kind,
                 metavar=metavar or None,
                 default=None,

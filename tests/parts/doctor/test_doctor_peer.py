@@ -10,8 +10,8 @@ import pytest
 
 from syncd.errors import TimedOutError
 from syncd.parts.doctor.peer import MEETING, PeerLink, open_link
-from syncd.parts.doctor.two_hosts import Direction, PeerObserver, converse, direction_from
-from syncd.protocol.documents import Fields
+from syncd.parts.doctor.two_hosts import Direction, PeerObserver, converse
+from syncd.protocol.documents import Fields, record_from
 
 
 @pytest.fixture
@@ -127,4 +127,4 @@ def test_waiting_for_a_name_ends_after_its_time_out() -> None:
 
 def test_peer_measurements_round_trip() -> None:
     found = Direction(5.0, 39, 1.5, 2.5, 3.5, 0.5, None, 29800.0, False, "excludes", "ENOLCK")
-    assert direction_from(Fields(asdict(found), "")) == found
+    assert record_from(Direction, Fields(asdict(found), "")) == found

@@ -184,6 +184,17 @@ def test_only_what_is_planned_and_matches_is_taken_of_what_was_copied_early(
         assert (target / "f").read_bytes() == b"right"
 
 
+def test_files_that_cannot_be_created_leave_no_descriptor_open(tmp_path):
+    """A stage without room fails so at each version, for as long as it has none."""
+    records = [FileRecord(name, 5, digest_bytes(b"right")) for name in ("a", "missing/b")]
+    live = LivePieces(str(tmp_path), "copy", "xxh3_128:0123456789abcdef", str(tmp_path), ["a"], 2)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        PiecesInWork(plan_copy("/nowhere", records, None), str(tmp_path), live, lambda number: None, {})
+    assert os.listdir("/proc/self/fd") == before
+    live.close()
+
+
 def test_the_attempt_that_claimed_a_piece_last_writes_it(work, tmp_path):
     late, new = work.claim(0), work.claim(0)
     with pytest.raises(SupersededError):

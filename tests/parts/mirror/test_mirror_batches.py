@@ -1,7 +1,9 @@
 """Experiences on their way back: each batch once and in order, whatever is killed and whenever."""
 
 import contextlib
+import errno
 import os
+from dataclasses import replace
 
 import pytest
 from support.experiences import make
@@ -14,7 +16,7 @@ from syncd.parts.mirror.batches import BatchMover, JobBatches, JobIntake, StoreB
 from syncd.protocol.disk import is_directory
 from syncd.protocol.documents import write_document
 from syncd.protocol.layout import Job, is_identity
-from syncd.protocol.local_disk import SystemClock
+from syncd.protocol.local_disk import LocalDisk, SystemClock
 from trainer.experience.store import ExperienceReader
 
 SITE = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -152,6 +154,27 @@ def test_what_is_above_the_limit_of_batches_is_set_aside_and_those_behind_it_go_
     assert level == "warning"
     assert "2.parquet of explorer e0" in fields["detail"]
     assert fields["hint"] == f"ls {far.root}/experiences/.rejected/e0"
+
+
+class UnreadableDisk(LocalDisk):
+    """A disk that refuses to read the batches of one explorer."""
+
+    def read(self, path, *limit):
+        if "/e0/" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return super().read(path, *limit)
+
+
+def test_batches_that_cannot_be_read_hold_up_those_of_their_explorer_alone(jobs):
+    near, far = jobs
+    for explorer in ("e0", "e1"):
+        write(far, explorer, "a", "b")
+    refused = JobBatches(replace(far, disk=UnreadableDisk()), SystemClock())
+    with pytest.raises(PermissionError):
+        mover(refused, JobIntake(near)).turn()
+    assert tasks_read(near) == {"0f1e2d3c.e1": ["a", "b"]}
+    assert mover(JobBatches(far, SystemClock()), JobIntake(near)).turn()
+    assert tasks_read(near)["0f1e2d3c.e0"] == ["a", "b"]
 
 
 def test_without_an_identity_of_the_far_job_nothing_moves(jobs):

@@ -16,9 +16,10 @@ from support.waiting import until
 
 from explorer_hooks.follower.follower import Follower, FollowOptions
 from syncd.daemon.service import Daemon
-from syncd.errors import ConfigError, TryAgainError
+from syncd.errors import ConfigError, CorruptDataError, TryAgainError
 from syncd.parts.mirror.meter import Meter, StoppedError
 from syncd.parts.mirror.places import check_target
+from syncd.parts.mirror.run import detach
 from syncd.parts.mirror.worker import Work, Worker
 from syncd.protocol.job_end import JobEnd, clear_finished, mark_finished, read_end
 from syncd.protocol.layout import Job
@@ -90,6 +91,25 @@ def test_a_job_is_mirrored_into_another_file_system_without_a_store(trainer, far
     before = far.disk.stat(f"{far.step(2)}/manifest.json")
     pull.run()
     assert far.disk.stat(f"{far.step(2)}/manifest.json") == before
+
+
+def test_the_lag_is_told_when_it_begins_and_when_it_ends(trainer, far, pulls):
+    pull = pulled(trainer, far, pulls, 1)
+    told = [(event["behind"], event["bytes"]) for event in pull.recorder.of("mirror_lag_changed")]
+    assert [behind for behind, _ in told] == [1, 0]
+    assert told[-1] == (0, 0)
+
+
+def test_a_mirror_that_stands_by_tells_no_lag(trainer, far, pulls, monkeypatch):
+    pull = pulled(trainer, far, pulls, 1)
+    trainer.keyframe(2)
+    monkeypatch.setattr(pull.source, "read", lambda *_: b"")
+    with pytest.raises(CorruptDataError):
+        pull.mirror.turn()
+    assert pull.recorder.of("mirror_lag_changed")[-1]["behind"] == 1
+    pull.daemon.leader.release()
+    assert not pull.mirror.turn()
+    assert pull.recorder.of("mirror_lag_changed")[-1]["behind"] == 0
 
 
 @pytest.mark.slow
@@ -315,6 +335,16 @@ def test_the_baseline_that_engines_are_calibrated_by_comes_with_the_next_version
         pull.run()
         assert read_base_probe(far) == baseline
     assert far.disk.read(far.base_probe) == trainer.job.disk.read(trainer.job.base_probe)
+
+
+def test_a_job_that_is_detached_records_a_baseline_of_its_own(trainer, far, pulls):
+    write_base_probe(trainer.job, PROBE, "models/base")
+    pulled(trainer, far, pulls, 1).daemon.leader.release()
+    assert read_base_probe(far) == PROBE
+    detach(far.root)
+    own = Probe(((7, 8),), ((-2.0,),), "float32", "float32")
+    write_base_probe(far, own, "models/other")
+    assert read_base_probe(far) == own
 
 
 @pytest.mark.usefixtures("always")

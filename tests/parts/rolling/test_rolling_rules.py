@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 
+import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer_hooks.parts.rolling.turns import Other, goes_alone, is_admitted, target
+from syncd.cli.options import daemon_options, read_config
 from syncd.config import DaemonConfig, load
 from syncd.daemon.retention import decide
 from syncd.daemon.snapshot import Snapshot
 from syncd.errors import ConfigError, CorruptDataError
+from syncd.jobfile.loader import daemon_problems
 from syncd.parts.rolling.admit import MOST_ADMITTED, SETTLE, Engine, Fleet, Policy, admit
 from syncd.parts.rolling.daemon import inherited
 from syncd.protocol.documents import SMALL_LIMIT, decode
+from syncd.protocol.layout import Job
 from syncd.protocol.rolling import Admission, StoppedVersion, Wave, encode_wave, wave_from
 from syncd.protocol.step import Step, StepState
 from syncd.protocol.version import GoodVersion, Version
@@ -374,14 +379,41 @@ def test_a_document_with_a_wrong_field_is_damaged(key, value):
         wave_from(document)
 
 
-def test_the_table_and_the_options_make_the_same_policy():
-    options = {"rolling_max_paused": "25%", "rolling_canaries": 2, "rolling_unit": "host", "keep_last": 3}
-    assert load(None, options).parts["rolling"] == Policy(0.25, 2, unit="host")
-    assert load(None, {"rolling": {"max_paused": "25%", "canaries": 2, "unit": "host"}}) == replace(
-        load(None, options), keep_last=2
-    )
+@click.command()
+@daemon_options
+def watch(**overrides):
+    """Print what `syncd watch` is configured by in the working directory."""
+    config = read_config(Job.at("."), overrides)
+    click.echo(f"{config.keep_last} {config.parts.get('rolling')}")
+
+
+def configured(directory, monkeypatch, *options):
+    monkeypatch.chdir(directory)
+    return CliRunner().invoke(watch, options, catch_exceptions=False).output.strip()
+
+
+def test_the_table_and_the_options_make_the_same_policy(tmp_path, monkeypatch):
+    options = ["--rolling-max-paused", "25%", "--rolling-canaries", "2", "--rolling-unit", "host"]
+    policy = Policy(0.25, 2, unit="host")
+    assert configured(tmp_path, monkeypatch, "--keep-last", "3", *options) == f"3 {policy}"
+    table = {"max_paused": "25%", "canaries": 2, "unit": "host"}
+    assert load(None, {"rolling": table}).parts["rolling"] == policy
     assert load(None, {}).parts == {}
     assert [Policy(0.25).limit(count, goes_back=False) for count in (1, 6, 8)] == [1, 1, 2]
+
+
+def test_options_replace_keys_of_the_table_in_the_file(tmp_path, monkeypatch):
+    (tmp_path / "config.toml").write_text("[daemon.rolling]\ncanaries = 2\nwrong = 3\n")
+    assert configured(tmp_path, monkeypatch, "--rolling-canaries", "4") == f"2 {Policy(canaries=4, wrong=3)}"
+
+
+def test_a_file_has_the_keys_in_their_table_alone(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("[daemon]\nrolling_canaries = 1\n")
+    with pytest.raises(ConfigError, match="unknown key 'rolling_canaries'"):
+        load(str(path), {})
+    problems = [*daemon_problems({"daemon": {"rolling_canaries": 1}})]
+    assert [problem.key for problem in problems] == ["daemon.rolling_canaries"]
 
 
 @pytest.mark.parametrize(
