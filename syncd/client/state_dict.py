@@ -99,13 +99,18 @@ def read_state(files: Sequence[StateFile]) -> dict[str, TensorData]:
 
 
 def iterate_state(files: Sequence[StateFile]) -> Iterator[tuple[str, TensorData]]:
-    """Yield the tensors of a step one by one, after every byte was checked against its records."""
+    """Return the tensors of a step, read one by one; every byte is checked against its records before."""
     for file in files:
         for _ in record_chunks(file.disk, file.path, file.record) if file.record else ():
             pass
-    headers = _headers(files)
     before = [None if file.record else file.disk.stat(file.path) for file in files]
-    for file, header, stat in zip(files, headers, before, strict=True):
+    return _tensors(zip(files, _headers(files), before, strict=True))
+
+
+def _tensors(
+    files: Iterable[tuple[StateFile, Header, FileStat | None]],
+) -> Iterator[tuple[str, TensorData]]:
+    for file, header, stat in files:
         for name, tensor in header.tensors.items():
             offset, length = header.data_offset + tensor.start, tensor.end - tensor.start
             data = file.disk.read_at(file.path, offset, length)
