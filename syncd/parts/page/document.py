@@ -57,15 +57,17 @@ class PageReader:
     ) -> None:
         self._open, self._rules, self._clock = open_job, rules, clock
         self._job: Job | None = None
+        self._viewer: JobViewer | None = None
         self._policy: DaemonConfig | None = None
         self._policy_problem = ""
         self._began: float | None = None
 
     def __call__(self) -> dict[str, Any]:
-        if self._job is None:
-            self._job = self._open()
-            self._looker = JobViewer(self._job, self._clock)
-        view, policy = self._looker.read(), self._read_policy(self._job)
+        self._job = self._job or self._open()
+        policy = self._read_policy(self._job)
+        # As the daemon, whose `ttl` only a start can change.
+        self._viewer = self._viewer or JobViewer(self._job, self._clock, policy.ttl, policy.takeover)
+        view = self._viewer.read()
         if self._policy_problem:
             view = replace(view, problems={**view.problems, "config": self._policy_problem})
         events = read_events(self._job.events, _MOST_READ)
