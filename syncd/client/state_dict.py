@@ -3,7 +3,6 @@
 An array or tensor that a caller passes brings its library with it; only its own methods are called.
 """
 
-import json
 import math
 import re
 import sys
@@ -14,6 +13,7 @@ from syncd.errors import CorruptDataError, TryAgainError, UsageError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import Disk, FileStat
+from syncd.protocol.documents import parse_json
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import (
@@ -138,7 +138,7 @@ def foreign_shards(disk: Disk, directory: str) -> list[str]:
 
 def _indexed(disk: Disk, path: str) -> set[str]:
     try:
-        names = set(json.loads(disk.read(path))["weight_map"].values())
+        names = set(parse_json(disk.read(path))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataError("not an index of weights", path=path) from error
     if odd := [name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)]:
