@@ -368,9 +368,7 @@ def _problem(problem_group: Document) -> Text:
         more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
         text = f"{text}: {'; '.join(details[:_NAMED])}{more}"
     hint = f" ({problem_group['hint']})" if problem_group["hint"] else ""
-    return Text(
-        plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]]
-    )
+    return Text(plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]])
 
 
 def _help(groups: list[Document]) -> list[Text]:
