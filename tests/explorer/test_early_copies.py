@@ -38,7 +38,7 @@ from syncd.protocol.write_progress import ProgressNotes, read_progress
 from syncd.protocol.writer import StepWriter
 from syncd.synchronizer import Synchronizer
 from syncd.transports.base import SendContext, StepContent
-from syncd.transports.files import early_copy, early_decision, stage
+from syncd.transports.files import early_copy, early_decision, early_reader, stage
 from syncd.transports.files.early_decision import AttemptKey
 from syncd.transports.files.early_reader import EarlyReader
 from syncd.transports.files.leased_directory import payload_of
@@ -225,6 +225,23 @@ def test_shards_are_copied_while_they_are_written(job, host, events, writers):
     assert host.origin.copied == len(b"{}")
     assert early_files(host) == {}
     copy.close()
+
+
+def test_attempts_that_cannot_be_read_keep_no_other_from_being_copied(job, host, events, monkeypatch):
+    others = {Attempt(job, 2, name=f"of-others-{number}").writers[0].path for number in range(8)}
+
+    def read(disk, path):
+        if path in others:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return read_progress(disk, path)
+
+    monkeypatch.setattr(early_reader, "read_progress", read)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    holds(host.provide(1), attempt)
+    assert used(events) == [len(attempt.contents[0])]
 
 
 def test_nothing_is_found_before_it_is_published(job, host):
