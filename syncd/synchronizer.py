@@ -217,7 +217,10 @@ class Synchronizer(Client):
             return None, 0
         if version.kind == "remote":
             return version.path, version.step
-        return self._read(lambda leased: (self._read_files(read_state, leased), leased.version.step))
+        with self._read(
+            lambda leased, held: (read_state(self._files(leased, held)), leased.version.step)
+        ) as found:
+            return found
 
     def get_model_state_dict_iterator(self) -> Generator[tuple[str, TensorData], None, None]:
         """Yield the published weights tensor by tensor; the step stays leased until this ends or is closed.
@@ -228,8 +231,8 @@ class Synchronizer(Client):
         version = self.latest_version()
         if version is None or version.kind == "remote":
             return
-        with self._held(version) as leased, self._files(leased) as files:
-            yield from iterate_state(files)
+        with self._read(lambda leased, held: iterate_state(self._files(leased, held))) as tensors:
+            yield from tensors
 
     @guarded
     def get_state_dict_meta(self) -> list[TensorInfo]:
@@ -237,7 +240,8 @@ class Synchronizer(Client):
         version = self.latest_version()
         if version is None or version.kind == "remote":
             return []
-        return self._read(lambda leased: self._read_files(list_tensors, leased))
+        with self._read(lambda leased, held: list_tensors(self._files(leased, held))) as tensors:
+            return tensors
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -265,7 +269,8 @@ class Synchronizer(Client):
         if version is None:
             return None
         if version.kind == "delta":
-            return self._read(self._keep_whole)
+            with self._read(lambda leased, _: self._keep_whole(leased)) as whole:
+                return whole
         path = self.versions.path_of(version)
         if not use_huggingface or version.kind == "remote" or not self.versions.has_huggingface(version):
             return path
@@ -337,19 +342,26 @@ class Synchronizer(Client):
         """Return whether the group that this explorer has joined is to be left."""
         return self._membership.group_is_closing()
 
-    def _read(self, work: Callable[[Leased], T]) -> T:
-        """Read the newest version; if it is removed meanwhile, a newer one is published, and that is read."""
+    @contextlib.contextmanager
+    def _read(self, work: Callable[[Leased, contextlib.ExitStack], T]) -> Iterator[T]:
+        """Yield what `work` reads of the newest version, which stays leased, with what `work` adds to the stack.
+
+        If the version is removed before it is read, a newer one is published, and that is read.
+        """
         failed: Version | None = None
         for _ in range(_ATTEMPTS):
             version = self.latest_version()
             assert version is not None
-            try:
-                with self._held(version) as leased:
-                    return work(leased)
-            except (*MISSING, CorruptDataError, TryAgainError):
-                if failed is not None and failed.pair == version.pair:
-                    raise
-                failed = version
+            with contextlib.ExitStack() as held:
+                try:
+                    read = work(held.enter_context(self._held(version)), held)
+                except (*MISSING, CorruptDataError, TryAgainError):
+                    if failed is not None and failed.pair == version.pair:
+                        raise
+                    failed = version
+                    continue
+                yield read
+                return
         raise TryAgainError("versions are replaced faster than they can be read", path=self.job.root)
 
     @contextlib.contextmanager
@@ -361,21 +373,15 @@ class Synchronizer(Client):
             with self.lease(version) as leased:
                 yield leased
 
-    def _read_files(self, read: Callable[[Sequence[StateFile]], T], leased: Leased) -> T:
-        with self._files(leased) as files:
-            return read(files)
-
-    @contextlib.contextmanager
-    def _files(self, leased: Leased) -> Iterator[Sequence[StateFile]]:
-        """Yield the safetensors files of a version; of a delta, those that it makes."""
+    def _files(self, leased: Leased, held: contextlib.ExitStack) -> Sequence[StateFile]:
+        """Return the safetensors files of a version; of a delta, those that it makes, until `held` is closed."""
         version, manifest = leased.version, leased.manifest
         if manifest is None:
-            yield self._foreign(leased)
-        elif manifest.kind == "delta":
-            with contextlib.closing(self._make_whole(leased)) as held:
-                yield state_files(LocalDisk(), held.directory.path, held.directory.shards)
-        else:
-            yield state_files(self.job.disk, self.job.step(version.step), manifest.shards)
+            return self._foreign(leased)
+        if manifest.kind == "delta":
+            made = held.enter_context(contextlib.closing(self._make_whole(leased)))
+            return state_files(LocalDisk(), made.directory.path, made.directory.shards)
+        return state_files(self.job.disk, self.job.step(version.step), manifest.shards)
 
     def _foreign(self, leased: Leased) -> list[StateFile]:
         disk, version = self.job.disk, leased.version

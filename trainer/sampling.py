@@ -1,6 +1,5 @@
 """Makes the sample strategy that the configuration asks for, and turns texts into tokens. Rank 0 samples for all."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -8,6 +7,7 @@ from typing import Any
 
 from syncd.errors import ConfigError
 from syncd.jobfile.model import JobFile
+from syncd.protocol.documents import parse_json
 from syncd.protocol.layout import Job
 from trainer.experience.batch import SampleStrategy
 from trainer.experience.fifo import Fifo
@@ -124,7 +124,7 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parsed(value: Any, kind: type) -> Any:
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
+        parsed = parse_json(value) if isinstance(value, str) else value
     except ValueError:
         return value
     return parsed if isinstance(parsed, kind) else value

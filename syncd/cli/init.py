@@ -10,6 +10,7 @@ import click
 
 from syncd.console import UncheckedPath
 from syncd.errors import DOCS, UsageError, storage_errors
+from syncd.protocol.documents import parse_json
 from syncd.stall.verbs import MountVerb, pending_calls
 
 ENGINES = ("vllm", "sglang", "transformers")
@@ -64,7 +65,7 @@ def _checked_model(model: str) -> str:
 def _has_tied_head(model: str) -> bool:
     """Return whether config.json says that the head is the embedding, for the whole model or for its text part."""
     with open(f"{model}/config.json", encoding="utf-8") as file, suppress(ValueError):
-        config = json.load(file)
+        config = parse_json(file.read())
         parts = [config, config.get("text_config")] if isinstance(config, dict) else []
         return any(part.get("tie_word_embeddings") is True for part in parts if isinstance(part, dict))
     return False

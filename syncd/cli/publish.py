@@ -1,6 +1,7 @@
 """`syncd publish`: publishes any directory of safetensors as a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -99,9 +100,9 @@ def publish(
     opened, disk = open_job(job, state_dir), TrackedDisk(FollowingDisk(), pending_calls())
     answer = None if probe is None else _probe_in(disk, probe)
     export = read_export(disk, directory)
-    if baseline is not None:  # after what may refuse DIR: what is recorded stays
-        _record(opened, _probe_in(disk, baseline), baseline)
     choices: dict[str, Any] = {"rewind": rewind, "allow_nonfinite": allow_nonfinite, "probe": answer}
+    if baseline is not None:
+        choices["before_seal"] = _baseline_recorder(opened, _probe_in(disk, baseline), baseline)
     if parent is None:
         manifest, why_whole = publish_export(opened, step, disk, export, **choices), ""
     else:
@@ -136,11 +137,11 @@ def _probe_in(disk: "Disk", path: str) -> "Probe":
         ) from error
 
 
-def _record(job: "Job", probe: "Probe", path: str) -> None:
-    """Record what the model answers that engines start with, unless the job has it."""
+def _baseline_recorder(job: "Job", probe: "Probe", path: str) -> Callable[[], None]:
+    """Return what records, unless the job has it, what the model answers that engines start with."""
     from syncd.protocol.probe import write_base_probe  # noqa: PLC0415 - few steps are published with one
 
-    write_base_probe(job, probe, path)
+    return partial(write_base_probe, job, probe, path)
 
 
 def _report_skipped(names: Sequence[str]) -> None:

@@ -10,7 +10,9 @@ import click
 
 from syncd.arguments import job_argument
 from syncd.cli import options
-from syncd.errors import StuckError, SyncdError, UsageError, storage_error
+from syncd.config import DaemonConfig
+from syncd.errors import ConfigError, StorageError, StuckError, SyncdError, UsageError, storage_error
+from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.stall.calls import STUCK_AFTER, PendingCalls
 
@@ -144,8 +146,17 @@ class _StatusSource:
         if self._viewer is None:
             opened = options.open_job(self.job, self._state_dir, self._calls)
             with self._calls("find", opened.root):
-                self._viewer = JobViewer(opened, self.clock)
+                daemon = _daemon_config(opened)
+                self._viewer = JobViewer(opened, self.clock, daemon.ttl, daemon.takeover)
         return self._viewer
+
+
+def _daemon_config(job: Job) -> DaemonConfig:
+    """Return the job's `[daemon]` table; the defaults if it is not usable, because a job is shown all the same."""
+    try:
+        return options.read_config(job, {})
+    except (ConfigError, StorageError):
+        return DaemonConfig()
 
 
 def _show(source: _StatusSource, seconds: float, *, as_json: bool) -> None:

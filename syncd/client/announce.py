@@ -17,7 +17,7 @@ from syncd.protocol.owner import refuse_mirrored
 from syncd.protocol.probe import Probe
 from syncd.protocol.receipt import Receipt, read_receipts, whole_attempt
 from syncd.protocol.request import Request, read_requests, remove_request, write_request
-from syncd.protocol.version import read_marker, write_marker
+from syncd.protocol.version import read_marker
 from syncd.protocol.writer import StepWriter
 
 _CACHED = 240  # polls for which a mount may still show a step that is gone: a minute on a network mount
@@ -66,7 +66,7 @@ class StepAnnouncer:
         if wanted is None or whole is None:
             return self.announced_step() or 0
         if not self._is_sealed(wanted):
-            StepWriter(self._job, wanted, whole[0].world_size, whole[0].attempt, self._poller.clock).seal()
+            self._writer(wanted, whole[0].attempt, whole[0].world_size).seal()
         return self._announce(wanted, rewind=False)
 
     def count_receipts(self, step: int) -> int:
@@ -146,7 +146,7 @@ class StepAnnouncer:
     @contextlib.contextmanager
     def _attempt(self, step: int) -> Iterator[StepWriter]:
         """Yield the one writer of a step; if the block fails, nothing of what it has written stays."""
-        writer = StepWriter(self._job, step, 1, uuid.uuid4().hex, self._poller.clock, fence=self._fence)
+        writer = self._writer(step)
         writer.begin()
         try:
             yield writer
@@ -154,13 +154,17 @@ class StepAnnouncer:
             writer.discard()
             raise
 
+    def _writer(self, step: int, attempt: str = "", world_size: int = 1) -> StepWriter:
+        name, clock = attempt or uuid.uuid4().hex, self._poller.clock
+        return StepWriter(self._job, step, world_size, name, clock, fence=self._fence)
+
     def _announce(self, step: int, *, rewind: bool) -> int:
         with self._announcing:
             manifest = self._complete(step)
             named = self.announced_step()
             if named is not None and named > step and not rewind:
                 return named
-            write_marker(self._job.disk, self._job.marker, step, via=self._fence or None)
+            self._writer(step).announce()
             self._announced = step, manifest.digest
         if self._own is not None:
             self._own.try_change(**self.position())

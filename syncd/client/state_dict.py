@@ -3,7 +3,6 @@
 An array or tensor that a caller passes brings its library with it; only its own methods are called.
 """
 
-import json
 import math
 import re
 import sys
@@ -14,6 +13,7 @@ from syncd.errors import CorruptDataError, TryAgainError, UsageError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import Disk, FileStat
+from syncd.protocol.documents import parse_json
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.protocol.rendezvous import TensorInfo
 from syncd.protocol.safetensors import (
@@ -99,13 +99,18 @@ def read_state(files: Sequence[StateFile]) -> dict[str, TensorData]:
 
 
 def iterate_state(files: Sequence[StateFile]) -> Iterator[tuple[str, TensorData]]:
-    """Yield the tensors of a step one by one, after every byte was checked against its records."""
+    """Return the tensors of a step, read one by one; every byte is checked against its records before."""
     for file in files:
         for _ in record_chunks(file.disk, file.path, file.record) if file.record else ():
             pass
-    headers = _headers(files)
     before = [None if file.record else file.disk.stat(file.path) for file in files]
-    for file, header, stat in zip(files, headers, before, strict=True):
+    return _tensors(zip(files, _headers(files), before, strict=True))
+
+
+def _tensors(
+    files: Iterable[tuple[StateFile, Header, FileStat | None]],
+) -> Iterator[tuple[str, TensorData]]:
+    for file, header, stat in files:
         for name, tensor in header.tensors.items():
             offset, length = header.data_offset + tensor.start, tensor.end - tensor.start
             data = file.disk.read_at(file.path, offset, length)
@@ -133,7 +138,7 @@ def foreign_shards(disk: Disk, directory: str) -> list[str]:
 
 def _indexed(disk: Disk, path: str) -> set[str]:
     try:
-        names = set(json.loads(disk.read(path))["weight_map"].values())
+        names = set(parse_json(disk.read(path))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataError("not an index of weights", path=path) from error
     if odd := [name for name in names if not isinstance(name, str) or not _SHARD.fullmatch(name)]:

@@ -7,7 +7,6 @@ Plain and uncompressed on purpose: every value then takes its bytes in the file,
 what decoding it can take, whatever its metadata claims. The metadata is looked at before any page is decoded.
 """
 
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from syncd.errors import CorruptDataError, UsageError, first_line
 from syncd.experience.formats import SCHEMA, check_format, column, values
 from syncd.experience.model import Experience, check_total
 from syncd.protocol.digest import DEFAULT, hasher
+from syncd.protocol.documents import parse_json
 
 _SHARED = ("segments", "group", "task", "rollout", "reward")
 
@@ -219,8 +219,8 @@ def _experiences(table: Any) -> list[Experience]:
 
 def _info(text: str) -> dict[str, Any]:
     try:
-        info = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        info = parse_json(text)
+    except ValueError as error:
         raise UsageError(f"not an experience: info is not JSON: {error}") from None
     if type(info) is not dict:
         raise UsageError("not an experience: info is not a JSON object")

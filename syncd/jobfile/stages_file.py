@@ -1,10 +1,10 @@
 """`JOB/stages.json`: the progress of the stages of a file."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from syncd.errors import CorruptDataError, storage_error
+from syncd.protocol.documents import parse_json
 from syncd.protocol.local_disk import LocalDisk
 
 STAGES = "stages.json"
@@ -20,7 +20,7 @@ def read_record(directory: str) -> StagesRecord:
     """Return the progress of earlier runs, an empty record before the first."""
     path = f"{directory}/{STAGES}"
     try:
-        document = json.loads(LocalDisk().read(path))
+        document = parse_json(LocalDisk().read(path))
         return StagesRecord(tuple(map(str, document["done"])), dict(document["models"]))
     except FileNotFoundError:
         return StagesRecord()

@@ -15,7 +15,7 @@ from syncd.errors import ConfigError, CorruptDataError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.digest import DEFAULT, hasher, name_of
 from syncd.protocol.disk import MISSING, Disk
-from syncd.protocol.documents import Document, Fields, as_document, record_from
+from syncd.protocol.documents import Document, Fields, as_document, parse_json, record_from
 from syncd.protocol.layout import ACTOR, Job, parse_step_name
 from syncd.protocol.safetensors import Tensor, signature
 
@@ -82,7 +82,7 @@ def _shards(disk: Disk, model: str) -> list[str]:
             "the model has no weights in safetensors, which a base needs", path=model, hint=hint
         )
     try:
-        index = json.loads(disk.read(os.path.realpath(f"{model}/{INDEX}"), _INDEX_LIMIT))
+        index = parse_json(disk.read(os.path.realpath(f"{model}/{INDEX}"), _INDEX_LIMIT))
         return sorted(set(index["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptDataError("not an index of weights", path=f"{model}/{INDEX}") from error

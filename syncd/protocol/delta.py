@@ -19,6 +19,7 @@ import xxhash
 
 from syncd.errors import CorruptDataError
 from syncd.protocol.disk import Disk
+from syncd.protocol.documents import parse_json
 from syncd.protocol.layout import is_relative_name, parse_step_name
 from syncd.protocol.safetensors import DTYPE_BITS, Header, Progress, Tensor, read_header
 
@@ -184,8 +185,8 @@ def encode_targets(targets: Sequence[Target]) -> bytes:
 
 def _decode_targets(data: bytes, path: str) -> tuple[Target, ...]:
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = parse_json(data)
+    except ValueError:
         document = None
     if not isinstance(document, list) or not all(map(_is_target, document)):
         raise CorruptDataError("not a list of targets", path=path)

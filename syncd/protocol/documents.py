@@ -227,6 +227,14 @@ def decode(data: bytes, path: str) -> Fields:
     return fields
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text of others says; `ValueError` if it is none, also if it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def _parse(text: str) -> Any:
     value = _DECODER.decode(text)
     if "\\ud" in text.lower():

@@ -76,8 +76,7 @@ class HeldCopy:
     def close(self) -> None:
         """Release the copy; a second call does nothing. The last reader of an ended trainer removes what it left."""
         self._held.close()
-        with contextlib.suppress(OSError, SyncdError):
-            clear_directory(self._memory.directory)
+        clear_directory(self._memory.directory)
 
 
 def hold_copy(memory: MemoryDirectory, manifest: Manifest) -> HeldCopy | None:
@@ -145,27 +144,26 @@ def discard(directory: str, keep: Collection[str] = ()) -> int:
 
 
 def clear_directory(directory: str) -> None:
-    """Remove the directory of a trainer that has ended, except the copies that are read."""
-    while is_private(directory) and (owner := lock_directory(directory)) is not None:
-        try:
-            discard(directory)
-            if not copies_in(directory):
-                owner.remove()
-                with contextlib.suppress(OSError):
+    """Remove the directory of a trainer that has ended, except copies that are read; what cannot be removed stays."""
+    with contextlib.suppress(OSError, SyncdError):
+        while is_private(directory) and (owner := lock_directory(directory)) is not None:
+            try:
+                discard(directory)
+                if not copies_in(directory):
+                    owner.remove()
                     os.rmdir(directory)
-        finally:
-            owner.close()
-        # A reader that released its copy meanwhile could not clear: this process held the lock.
-        if all(_is_held(directory, name) for name in copies_in(directory)):
-            return
+            finally:
+                owner.close()
+            # A reader that released its copy meanwhile could not clear: this process held the lock.
+            if all(_is_held(directory, name) for name in copies_in(directory)):
+                return
 
 
 def clear_all(root: str) -> None:
     """Remove what ended trainers of this user left below a directory, of all jobs and boots."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(root):
-            if _PLACE.fullmatch(name):
-                clear_directory(f"{root}/{name}")
+        for name in filter(_PLACE.fullmatch, os.listdir(root)):
+            clear_directory(f"{root}/{name}")
 
 
 def size_of(path: str) -> int:

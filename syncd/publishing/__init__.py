@@ -42,6 +42,7 @@ def publish_export(
     rewind: bool = False,
     allow_nonfinite: bool = False,
     probe: Probe | None = None,
+    before_seal: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Copy an export into a job as a sealed step, and announce it once all of it has been checked.
 
@@ -55,6 +56,7 @@ def publish_export(
         rewind: Whether the step may be lower than what the marker names: explorers then go back to it.
         allow_nonfinite: Whether weights may hold NaN and infinity.
         probe: What the model answers with these weights.
+        before_seal: Called once all has been checked: a daemon may publish the step from its seal on.
 
     Raises:
         AlreadySealedError: The step exists, or another process published it meanwhile; it stays as it is.
@@ -75,7 +77,9 @@ def publish_export(
         files = [copy_file(writer, disk, export, name) for name in export.files]
         return Content(shards, files, export.kind, roots if export.kind == "weights" else ())
 
-    return publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
+    return publish_written(
+        job, step, disk, export, write, rewind=rewind, probe=probe, before_seal=before_seal
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ def publish_written(
     *,
     rewind: bool,
     probe: Probe | None,
+    before_seal: Callable[[], None],
 ) -> Manifest:
     """Seal a step that stands for an export, and announce it; arguments and errors as those of `publish_export`.
 
@@ -105,6 +110,13 @@ def publish_written(
         write: Writes the files of the step into an attempt, and returns what they are.
         rewind: Whether the step may be lower than what the marker names.
     """
+
+    def checked(writer: StepWriter) -> Content:
+        content = write(writer)
+        _check(job, step, rewind=rewind)  # meanwhile a later step may have been announced
+        before_seal()
+        return content
+
     _check(job, step, rewind=rewind)
     writer = StepWriter(job, step, 1, uuid.uuid4().hex)
     try:
@@ -113,19 +125,17 @@ def publish_written(
         manifest = _unannounced(job, step, disk, export)
         if manifest is None or manifest.probe != probe:
             raise
+        before_seal()
     else:
-        manifest = _written(writer, write, probe, rewind=rewind)
+        manifest = _written(writer, checked, probe)
     writer.announce()
     return manifest
 
 
-def _written(
-    writer: StepWriter, write: Callable[[StepWriter], Content], probe: Probe | None, *, rewind: bool
-) -> Manifest:
+def _written(writer: StepWriter, write: Callable[[StepWriter], Content], probe: Probe | None) -> Manifest:
     """Write and seal the step; whatever fails, nothing is left of this attempt."""
     try:
         content = write(writer)
-        _check(writer.job, writer.step, rewind=rewind)  # meanwhile a later step may have been announced
         writer.receipt(1, content.shards, content.files, probe, content.roots, content.changes)
         manifest = writer.seal(kind=content.kind)
     except BaseException:

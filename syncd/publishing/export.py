@@ -1,7 +1,6 @@
 """What of a directory becomes a step, and whether it is whole: every shard and tensor that it promises is there."""
 
 import errno
-import json
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from syncd.errors import CorruptDataError, UsageError
 from syncd.protocol.delta import read_weights_header
 from syncd.protocol.disk import DOCUMENT_LIMIT, DirectoryEntry, Disk, FileStat
+from syncd.protocol.documents import parse_json
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
 from syncd.protocol.local_disk import LocalDisk
 from syncd.protocol.safetensors import Header, signature
@@ -195,8 +195,8 @@ def _examined(disk: Disk, path: str) -> FileStat:
 
 def _weight_map(disk: Disk, path: str) -> dict[str, str]:
     try:
-        document = json.loads(disk.read(path, INDEX_LIMIT))
-    except (ValueError, RecursionError):
+        document = parse_json(disk.read(path, INDEX_LIMIT))
+    except ValueError:
         document = None
     mapping = document.get("weight_map") if isinstance(document, dict) else None
     if isinstance(mapping, dict) and mapping and all(isinstance(shard, str) for shard in mapping.values()):

@@ -98,8 +98,9 @@ def capacity(directory: str) -> int:
     return status.f_blocks * status.f_frsize
 
 
-def is_memory(directory: str) -> bool:
-    return mount_of(directory).type in {"tmpfs", "ramfs"}
+def is_tmpfs(directory: str) -> bool:
+    # A ramfs is memory too, but does not tell how much it may take.
+    return mount_of(directory).type == "tmpfs"
 
 
 def _host() -> MemoryLeft:

@@ -220,7 +220,7 @@ def _job_file(job: Job) -> str:
     path = f"{os.path.dirname(job.root)}/{_JOB_FILE}"
     try:
         directory = parse_config(job.disk.read(path, _FILE_LIMIT), path)["job"]["dir"]
-        names_it = os.path.normpath(f"{os.path.dirname(path)}/{directory}") == job.root
+        names_it = os.path.normpath(os.path.join(os.path.dirname(path), directory)) == job.root
     except (OSError, SyncdError, KeyError, TypeError):
         return ""
     return path if names_it else ""

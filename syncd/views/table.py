@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from syncd.errors import plain
 from syncd.views.documents import has_engine_trouble
 from syncd.views.narrow_table import FittingTable
 
@@ -53,13 +54,13 @@ def status(document: Document, rows: int = 50, *, problems_first: bool = False) 
         problems_first: Show problems above all else: the end of a live view may be below the screen.
     """
     head = _grid(
-        job=_plain(document["job"]),
+        job=plain(document["job"]),
         version=_version(document["version"]),
         **({"finished": _finished(document["finished"])} if document["finished"] else {}),
         marker=_marker(document),
         steps=_counts(document),
         daemon=_daemon(document["daemon"]),
-        **({"mirror of": _plain(source)} if (source := document.get("mirror_of")) else {}),
+        **({"mirror of": plain(source)} if (source := document.get("mirror_of")) else {}),
     )
     parts: list[RenderableType] = [head]
     if document["filling"]:
@@ -86,12 +87,12 @@ def last_report(document: Document) -> RenderableType:
     report = document["known"]
     if report is None:
         nobody = Text("no daemon of this host has reported anything about this job", "yellow")
-        return _grid(job=_plain(document["job"]), daemon=nobody)
+        return _grid(job=plain(document["job"]), daemon=nobody)
     ended = "" if report["runs"] else ", which has ended since"
     return _grid(
-        job=_plain(document["job"]),
+        job=plain(document["job"]),
         daemon=Text(f"pid {report['pid']} of this host{ended}, {age(report['age'])} ago", "yellow"),
-        reported=_plain(str(report.get("status", ""))),
+        reported=plain(str(report.get("status", ""))),
         mount=_mount(report.get("mount"), document["at"]),
         version=_last(report.get("version"), document["at"]),
     )
@@ -101,15 +102,15 @@ def _mount(mount: Any, now: float) -> Text:
     if not isinstance(mount, dict) or not isinstance(mount.get("since"), int | float):
         return Text("unknown", "yellow")
     state, since = str(mount.get("state")), age(max(now - mount["since"], 0.0))
-    detail = _plain(str(mount.get("detail") or ""))
-    text = Text(f"{_plain(state)} for {since}", "green" if state == "ok" else "bold red")
+    detail = plain(str(mount.get("detail") or ""))
+    text = Text(f"{plain(state)} for {since}", "green" if state == "ok" else "bold red")
     return text.append(f"  {detail}", "default")
 
 
 def _last(version: Any, now: float) -> Text:
     if not isinstance(version, dict) or not isinstance(version.get("published_at"), int | float):
         return Text("no published version is known", "yellow")
-    text = Text(_plain(f"{version.get('generation')}.{version.get('step')}"), "bold green")
+    text = Text(plain(f"{version.get('generation')}.{version.get('step')}"), "bold green")
     return text.append(f"  published {age(max(now - version['published_at'], 0.0))} ago", "default")
 
 
@@ -135,7 +136,7 @@ def steps(document: Document) -> RenderableType:
 
 def _why(row: Document) -> str:
     reason = row["detail"] or row["problem"]
-    return _plain(f"quarantined: {row['quarantined']}" if row["quarantined"] else reason)
+    return plain(f"quarantined: {row['quarantined']}" if row["quarantined"] else reason)
 
 
 def delta(figures: Document) -> str:
@@ -186,7 +187,7 @@ def _version(version: Document | None) -> Text:
         return Text("nothing is published yet", "yellow")
     text = Text(f"{version['generation']}.{version['step']}", "bold green")
     text.append(f"  published {age(version['age'])} ago", "default")
-    text.append(f"  {_plain(version['path'])}", "dim")
+    text.append(f"  {plain(version['path'])}", "dim")
     if version["delta"]:
         text.append(f"  {delta(version['delta'])}", "dim")
     if version["shortcut"]:
@@ -200,7 +201,7 @@ def _version(version: Document | None) -> Text:
 
 
 def _finished(end: Document) -> Text:
-    return Text("yes", "green").append(f"  at step {end['step']}: {_plain(end['reason'])}", "default")
+    return Text("yes", "green").append(f"  at step {end['step']}: {plain(end['reason'])}", "default")
 
 
 def _marker(document: Document) -> Text:
@@ -286,16 +287,16 @@ def rolling(wave: Document) -> RenderableType:
     for slot in wave["slots"]:
         is_free = "serves nothing" if slot["free"] else ""
         doing = "loads" if slot["loads"] else "may load"
-        table.add_row(_plain(slot["explorer"]), _pair(slot), age(slot["age"]), f"{doing} {is_free}".strip())
+        table.add_row(plain(slot["explorer"]), _pair(slot), age(slot["age"]), f"{doing} {is_free}".strip())
     return Group(head, table)
 
 
 def _waiting(wave: Document) -> str:
-    names, why = wave["waiting"], _plain(wave["why"])
+    names, why = wave["waiting"], plain(wave["why"])
     if not names:
         return "nobody"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{_plain(', '.join(names[:_NAMED]))}{more}: {why}"
+    return f"{plain(', '.join(names[:_NAMED]))}{more}: {why}"
 
 
 def _read(read: Document | None) -> Text:
@@ -326,9 +327,9 @@ def _mirrors(mirrors: Iterable[Document]) -> Table:
         pair = None if item["step"] is None else item
         left = size(item["left"]) if item["left"] else ""
         table.add_row(
-            _plain(item["target"]),
+            plain(item["target"]),
             _heart(item),
-            _plain(item["state"]),
+            plain(item["state"]),
             _pair(pair),
             _lag(item["behind"]),
             left,
@@ -339,7 +340,7 @@ def _mirrors(mirrors: Iterable[Document]) -> Table:
 
 def _doing(trainer: Document) -> str:
     waiting = trainer["waiting"]
-    return f"{trainer['status']}, waits for {_plain(waiting['for'])}" if waiting else str(trainer["status"])
+    return f"{trainer['status']}, waits for {plain(waiting['for'])}" if waiting else str(trainer["status"])
 
 
 def _attention(explorer: Document) -> tuple[bool, bool, int, str]:
@@ -357,7 +358,7 @@ def _heart(module: Document) -> Text:
 
 
 def _where(item: Document) -> str:
-    return _plain(f"{item['host']}:{item['pid']}") if item["host"] else ""
+    return plain(f"{item['host']}:{item['pid']}") if item["host"] else ""
 
 
 def _problem(problem_group: Document) -> Text:
@@ -367,25 +368,18 @@ def _problem(problem_group: Document) -> Text:
         more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
         text = f"{text}: {'; '.join(details[:_NAMED])}{more}"
     hint = f" ({problem_group['hint']})" if problem_group["hint"] else ""
-    return Text(
-        _plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]]
-    )
+    return Text(plain(f"! {problem_group['severity']}: {text}{hint}"), _SEVERITIES[problem_group["severity"]])
 
 
 def _help(groups: list[Document]) -> list[Text]:
     """Return where the documentation says what the most urgent problem means; nothing of what needs no action."""
     return [
-        Text(f"help: {_plain(group['help'])}", "dim") for group in groups[:1] if group["severity"] != "notice"
+        Text(f"help: {plain(group['help'])}", "dim") for group in groups[:1] if group["severity"] != "notice"
     ]
 
 
 def _next(command: Document | None) -> list[Text]:
-    return [Text(_plain(f"{command['why']}: {command['command']}"))] if command else []
-
-
-def _plain(text: str) -> str:
-    """Return a text that others wrote without what could steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return [Text(plain(f"{command['why']}: {command['command']}"))] if command else []
 
 
 def _lag(lag: int | None) -> Text:

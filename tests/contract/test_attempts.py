@@ -11,6 +11,7 @@ import pytest
 from support.jobs import ManualClock, shard_bytes, start, write_step
 from support.pausing import Pausing
 
+from syncd.client.client import Client
 from syncd.errors import AlreadySealedError, FencedError, SaveLostError, UsageError
 from syncd.protocol.layout import Job, parse_attempt_name
 from syncd.protocol.manifest import (
@@ -141,6 +142,24 @@ def test_a_replaced_trainer_neither_seals_nor_announces(tmp_path):
         assert is_whole(job)
         assert read_manifest(job.disk, job.step(STEP)).attempt == "other"
         assert read_marker(job.disk, job.marker).step == STEP + 1, f"paused at call {at}"
+
+
+@pytest.mark.parametrize("sealed_before", [False, True])
+def test_a_replaced_client_neither_seals_nor_announces(tmp_path, sealed_before):
+    job, fence = Job.at(made(tmp_path / "job")), made(tmp_path / "job/.syncd/term")
+    with Client.open(job.root, "trainer", fence=str(fence), heartbeat=False) as client:
+        writer = StepWriter(job, STEP, 1, "ranks")
+        writer.begin()
+        shard = writer.write("actor/model-00001-of-00001.safetensors", shard_bytes({"w": (64,)}), tensors=1)
+        writer.receipt(1, [shard])
+        if sealed_before:
+            writer.seal()
+        os.rename(fence, tmp_path / "withdrawn")
+        with pytest.raises(FencedError, match="another trainer has taken over"):
+            client.publish_received()
+        os.rename(tmp_path / "withdrawn", fence)
+    assert os.path.isdir(job.step(STEP)) is sealed_before
+    assert read_marker(job.disk, job.marker).step is None
 
 
 def test_a_save_with_a_removed_directory_raises_save_lost(tmp_path):

@@ -312,6 +312,18 @@ def test_copies_of_an_earlier_boot_are_removed(job, tmp_path):
     assert (tmp_path / "stage" / "of somebody else").exists()
 
 
+def test_what_cannot_be_removed_keeps_nothing_else_in_a_stage(job, tmp_path):
+    stage = HostStage(str(tmp_path / "stage"), job.root)
+    own = next((tmp_path / "stage").iterdir())
+    others = [own.with_name(f"{name}-01234567.0123abcd") for name in ("first", "second")]
+    for other in others:
+        other.mkdir(0o700)
+        (other / "1.1-abc.lock").mkdir()  # no process can lock it
+        (other / "1.2-abc").mkdir()
+    stage.sweep()
+    assert [os.listdir(other) for other in others] == [["1.1-abc.lock"], ["1.1-abc.lock"]]
+
+
 def test_a_damaged_step_is_never_staged(job, tmp_path):
     manifest = write_large(job, 1)
     with open(f"{job.step(1)}/{manifest.shards[1].name}", "r+b") as file:

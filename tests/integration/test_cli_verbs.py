@@ -15,8 +15,9 @@ import time
 
 import pytest
 from support.cli import LONG, command, environment, modules_loaded, spawn
-from support.jobs import explorer, write_step
+from support.jobs import ManualClock, explorer, write_step
 
+from syncd.cli import status
 from syncd.cli.wait import wait_for
 from syncd.errors import TimedOutError
 from syncd.extras import upgrade_command
@@ -26,6 +27,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import SystemClock
 from syncd.protocol.manifest import decode_manifest, encode_manifest
 from syncd.protocol.presence import RunningStatus
+from syncd.protocol.process import Process
 from syncd.protocol.request import read_pins
 from syncd.protocol.takeover import Candidate
 from syncd.protocol.version import Version, encode_version
@@ -291,6 +293,29 @@ def test_status_watch_updates_and_restores_the_terminal(published, how, code):
     assert b"2.1" in seen
     assert seen.rstrip().endswith(b"\x1b[?25h"), "the cursor is shown again"
     assert b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "hearts"),
+    [
+        ("", ["dead", "dead"]),
+        ("ttl = 300\ntakeover = 120\n", ["unknown", "unknown"]),
+        ("ttl = 300\nunheard = 1\n", ["dead", "dead"]),
+    ],
+    ids=["none", "longer", "unusable"],
+)
+def test_status_takes_for_dead_what_the_job_s_daemon_does(job, monkeypatch, settings, hearts):
+    clock = ManualClock()
+    monkeypatch.setattr(status, "SystemClock", lambda: clock)
+    explorer(job, clock, "e0")
+    Candidate(job, clock, process=Process("another-boot", "pid:[1]", 4242, 1)).claim()
+    with open(f"{job.root}/config.toml", "w") as file:
+        file.write(f"[daemon]\n{settings}")
+    source = status._StatusSource(job.root, None, 10.0)
+    source.read()
+    clock.at += 90
+    document = source.read()
+    assert [document["explorers"][0]["heart"], document["daemon"]["heart"]] == hearts
 
 
 def test_status_watch_continues_after_the_job_was_missing(published):

@@ -20,7 +20,7 @@ from syncd.protocol.layout import Job
 from syncd.protocol.manifest import damaged_files, missing_files, read_manifest
 from syncd.protocol.probe import Probe, encode_probe, read_base_probe
 from syncd.protocol.version import read_marker
-from syncd.publishing import FollowingDisk
+from syncd.publishing import FollowingDisk, publish_export, read_export
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -106,12 +106,44 @@ def test_the_baseline_is_recorded_once_a_job(shell, job, export, tmp_path):
     assert (done.code, "the probe's file does not exist" in done.err) == (2, True)
 
 
-def test_a_directory_that_is_refused_leaves_no_baseline(shell, job, export, tmp_path):
-    (tmp_path / "base.json").write_bytes(
-        encode_probe(Probe(PROBE.tokens, ((-1.5, -3.0),), "float32", "keep"))
+def _incomplete(shell, job, export):
+    os.unlink(export / TWO)
+
+
+def _not_finite(shell, job, export):
+    poison(export / TWO, float("nan"), 0)
+
+
+def _exists(shell, job, export):
+    assert shell("publish", job.root, 7, export).code == 0
+
+
+def _below_the_newest(shell, job, export):
+    assert shell("publish", job.root, 9, export).code == 0
+
+
+@pytest.mark.parametrize("spoil", [_incomplete, _not_finite, _exists, _below_the_newest])
+def test_a_publish_that_is_refused_leaves_no_baseline(shell, job, export, tmp_path, spoil):
+    (tmp_path / "base.json").write_bytes(encode_probe(PROBE))
+    spoil(shell, job, export)
+    assert shell("publish", job.root, 7, export, "--baseline", tmp_path / "base.json").code != 0
+    assert read_base_probe(job) is None
+
+
+def test_the_baseline_is_recorded_before_a_daemon_can_publish_the_step(job, export):
+    disk, there = FollowingDisk(), []
+    publish_export(
+        job,
+        7,
+        disk,
+        read_export(disk, str(export)),
+        before_seal=lambda: there.append(os.path.exists(job.step(7))),
     )
-    (tmp_path / "wrong").mkdir()
-    assert shell("publish", job.root, 7, tmp_path / "wrong", "--baseline", tmp_path / "base.json").code == 2
+    assert there == [False]
+
+
+def test_the_call_that_announces_a_sealed_step_records_the_baseline(shell, job, export, tmp_path):
+    write_unannounced(job, export)
     (tmp_path / "base.json").write_bytes(encode_probe(PROBE))
     assert shell("publish", job.root, 7, export, "--baseline", tmp_path / "base.json").code == 0
     assert read_base_probe(job) == PROBE
@@ -404,7 +436,7 @@ def test_publishing_again_succeeds_after_a_killed_publish(job, export, name):
 ENDED = """
 import os, sys, time
 from syncd.cli.main import run
-from syncd.publishing import FollowingDisk
+from syncd.publishing import FollowingDisk, publish_export, read_export
 
 read_at = FollowingDisk.read_at
 

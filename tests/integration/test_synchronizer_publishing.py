@@ -11,6 +11,7 @@ from support.foreign_jobs import archive
 from support.jobs import shard_bytes, steps_of, write_step
 from support.synchronizers import LONG, eventually, stays
 
+from syncd.client import state_dict
 from syncd.client.state_dict import StateFile, foreign_shards, iterate_state
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.protocol.manifest import read_manifest
@@ -315,7 +316,17 @@ def test_payload_and_version_match_during_concurrent_publishing(world, trainer, 
     assert len(seen) > 2
 
 
-def test_a_version_removed_before_the_read_is_replaced_by_the_newest(world, trainer, explorer, monkeypatch):
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda explorer: explorer.get_model_state_dict()[0],
+        lambda explorer: dict(explorer.get_model_state_dict_iterator()),
+    ],
+    ids=["at once", "one by one"],
+)
+def test_a_version_removed_before_the_read_is_replaced_by_the_newest(
+    world, trainer, explorer, monkeypatch, read
+):
     looks = []
     for step in (1, 2, 3, 4):
         trainer.set_model_state_dict(state(step), step)
@@ -323,9 +334,9 @@ def test_a_version_removed_before_the_read_is_replaced_by_the_newest(world, trai
         looks.append(explorer.latest_version())
     assert 1 not in steps_of(world.job)
     versions, latest = explorer.client.versions, explorer.client.versions.latest
-    monkeypatch.setattr(versions, "latest", lambda: looks.pop(0) if len(looks) == 4 else latest())
-    tensors, version = explorer.get_model_state_dict()
-    assert (values(tensors), version) == (plain(state(4)), 4)
+    monkeypatch.setattr(versions, "latest", lambda: looks.pop(0) if len(looks) > 2 else latest())
+    assert values(read(explorer)) == plain(state(4))
+    assert world.explorer("e0").leases == ()
 
 
 def test_damaged_weights_are_refused(world, trainer, explorer):
@@ -383,6 +394,21 @@ def test_a_foreign_step_that_is_written_again_while_it_is_read_is_never_mixed(wo
     disk.replace(f"{place}/model-00002-of-00002.safetensors", shard_bytes({"t2": (4,)}))
     with pytest.raises(TryAgainError, match="written again"):
         next(tensors)
+
+
+def test_a_foreign_file_that_is_written_again_behind_its_header_is_never_mixed(world, monkeypatch):
+    name, disk = "model.safetensors", world.job.disk
+    place = _foreign_step(world, 2, {name: shard_bytes({"t1": (4,), "t2": (4,)})})
+    read = state_dict.read_weights_header
+
+    def written_again(disk, path):
+        header = read(disk, path)
+        disk.replace(path, shard_bytes({"t2": (4,), "t3": (4,)}))
+        return header
+
+    monkeypatch.setattr(state_dict, "read_weights_header", written_again)
+    with pytest.raises(TryAgainError, match="written again"):
+        next(iterate_state([StateFile(disk, f"{place}/{name}")]))
 
 
 def test_foreign_weights_that_are_no_safetensors_name_the_command_that_reads_them(world, explorer):

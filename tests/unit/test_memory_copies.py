@@ -1,5 +1,6 @@
 """Copies in memory: which one is a version's, who may read it, and when it goes."""
 
+import errno
 import os
 import shutil
 from dataclasses import asdict, replace
@@ -161,6 +162,23 @@ def test_a_start_clears_only_stale_directories_of_this_user(job, root, manifest,
     assert not os.path.exists(place.directory)
     assert sorted(os.listdir(root)) == sorted([os.path.basename(living.directory), "something", "syncd.mine"])
     owner.close()
+
+
+def test_a_start_clears_the_directories_beside_one_that_cannot_be_removed(root, tmp_path, monkeypatch):
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        os.mkdir(MemoryDirectory.here(str(root), str(tmp_path / name)).directory, 0o700)
+    stuck = f"{root}/{os.listdir(root)[0]}"
+    original = memory_copies.lock_directory
+
+    def refused(directory):
+        if directory == stuck:
+            raise PermissionError(errno.EACCES, "Permission denied", directory)
+        return original(directory)
+
+    monkeypatch.setattr(memory_copies, "lock_directory", refused)
+    clear_all(str(root))
+    assert [f"{root}/{name}" for name in os.listdir(root)] == [stuck]
 
 
 def test_a_memory_directory_in_a_presence_must_be_of_this_boot_and_named():

@@ -166,11 +166,11 @@ def test_an_empty_job_is_no_emergency_and_says_what_comes_next(job, clock):
     assert next_of(job, clock) is None
 
 
-@pytest.mark.parametrize(("directory", "is_its_own"), [("job", True), ("other", False)])
+@pytest.mark.parametrize(("directory", "is_its_own"), [("job", True), ("{job}", True), ("other", False)])
 def test_a_job_file_beside_the_job_is_what_is_trained_next(job, clock, directory, is_its_own):
     path = f"{os.path.dirname(job.root)}/job.toml"
     with open(path, "w") as file:
-        file.write(f'[job]\ndir = "{directory}"\n')
+        file.write(f'[job]\ndir = "{directory.format(job=job.root)}"\n')
     assert (next_of(job, clock)["command"] == f"trainer train {path}") is is_its_own
 
 

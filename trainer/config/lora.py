@@ -1,7 +1,6 @@
 """Checks `[model.lora]` and reads the configuration of adapters as peft writes it. Needs neither torch nor peft."""
 
 import errno
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from syncd.errors import ConfigError, CorruptDataError, StorageError, storage_er
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.problems import Problem, shown
 from syncd.jobfile.sections import LoraSection
+from syncd.protocol.documents import parse_json
 from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
 from trainer.config.attention import text_config
 
@@ -103,7 +103,7 @@ def read_adapter_config(directory: str) -> AdapterConfig:
     path = f"{directory}/{ADAPTER_CONFIG}"
     try:
         with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+            document = parse_json(file.read())
     except OSError as error:
         raise storage_error(error, path) from error
     except ValueError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from syncd.errors import ConfigError, storage_errors
 from syncd.jobfile.code_trust import require_own_model
 from syncd.jobfile.model import JobFile
+from syncd.protocol.documents import parse_json
 from trainer.config.algorithms import SFT, VERL
 from trainer.config.attention import check_heads
 from trainer.config.lora import check_rank, check_start_adapter
@@ -67,7 +68,7 @@ def read_model_config(path: str, key: str = "model.path") -> dict[str, Any]:
     file_path = os.path.join(path, "config.json")
     try:
         with open(file_path, encoding="utf-8") as file:
-            document = json.load(file)
+            document = parse_json(file.read())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
@@ -99,7 +100,7 @@ def _shards(path: str, name: str) -> list[str]:
     index = f"{path}/{name}"
     try:
         with open(index, encoding="utf-8") as file:
-            return sorted(set(map(str, json.load(file)["weight_map"].values())))
+            return sorted(set(map(str, parse_json(file.read())["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             "not an index of weights: it has no table weight_map",
@@ -122,7 +123,7 @@ def _cut_off(path: str, name: str) -> Iterator[str]:
 def _data_size(header: bytes) -> int:
     """Return the bytes of all tensors of a safetensors file by its header, 0 where that is none."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
-        tensors = [tensor for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        tensors = [tensor for name, tensor in parse_json(header).items() if name != "__metadata__"]
         return max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
     return 0
 
@@ -148,7 +149,7 @@ def _has_tokens(path: str) -> bool:
     try:
         with open(path, encoding="utf-8") as file:
             line = next((line for line in file if line.strip()), "{}")
-        return "tokens" in json.loads(line)
+        return "tokens" in parse_json(line)
     except (ValueError, TypeError):
         return True
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import structlog
 
 from syncd.errors import ConfigError, SyncdError, storage_error
+from syncd.protocol.documents import parse_json
 from trainer.experience.cursor import fields_of
 from trainer.experience.limits import Limits
 
@@ -136,7 +137,7 @@ def _jsonl(path: str) -> Iterable[Any]:
 
 def _parsed(line: str, number: int) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
 

@@ -11,6 +11,7 @@ import torch
 from syncd.errors import CorruptDataError, TryAgainError, UsageError, storage_error
 from syncd.protocol.digest import chunks
 from syncd.protocol.disk import MISSING, Disk, is_below, remove_tree, temporary_name
+from syncd.protocol.documents import parse_json
 from syncd.protocol.layout import ACTOR, Job, shard_name
 from syncd.protocol.receipt import FileRecord, record_chunks
 from syncd.transports.delta.materialise import materialise
@@ -252,7 +253,7 @@ def split(specs: Iterable[TensorSpec], limit: int) -> list[list[TensorSpec]]:
 def config_with_dtype(content: bytes, path: str, dtype: str) -> bytes:
     """Return a config.json that names the dtype of the weights beside it, by which transformers loads them."""
     try:
-        config = json.loads(content)
+        config = parse_json(content)
     except ValueError:
         config = None
     if not isinstance(config, dict):

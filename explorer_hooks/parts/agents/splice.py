@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from explorer_hooks.parts.agents.chat import ChatRequest
 from explorer_hooks.parts.agents.messages import Message
+from syncd.protocol.documents import parse_json
 
 _MARK = f"mark{secrets.token_hex(8)}"
 """Stands for what an answer says, to find where a template writes it; no chat has this text."""
@@ -138,7 +139,7 @@ def end_tokens(directory: str, tokenizer: Any) -> dict[int, str]:
 def _configuration(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            document = json.load(file)
+            document = parse_json(file.read())
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

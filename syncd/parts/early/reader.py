@@ -188,7 +188,8 @@ class EarlyReader(PieceReader):
             if attempt is None:
                 # Of what was there before this process, only what changes is being written.
                 attempt = self._attempts[key] = _Attempt(changed_at=now if self._has_looked else None)
-            self._read(key, attempt, now)
+            with contextlib.suppress(OSError, SyncdError):  # it costs itself alone
+                self._read(key, attempt, now)
         self._tried &= keys
         self._has_looked = True
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from syncd.protocol.documents import parse_json
 from syncd.protocol.file_lock import FileLock, lock_file
 
 KINDS = ("copy", "containers")
@@ -113,7 +114,7 @@ class Shelf:
     def _live(self, kind: str, digest: str) -> Holding | None:
         try:
             with open(f"{self.directory}/live-{kind}-{digest}", "rb") as file:
-                head = json.loads(file.readline())
+                head = parse_json(file.readline())
                 if os.path.isdir(head["path"]):
                     return Holding(head["path"], head["names"], None, file.read())
         except (OSError, ValueError, KeyError):

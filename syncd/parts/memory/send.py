@@ -31,7 +31,7 @@ from syncd.protocol.receipt import read_receipts, receipts_directory, whole_atte
 from syncd.transports.base import Export, SendContext, Sent, StepContent, WeightSender
 from syncd.transports.files.memory_copy import MemoryCopy
 from syncd.transports.files.send import FilesSender
-from syncd.transports.host_memory import HostMemory, capacity, is_memory, read_free_memory, refusal, unlimited
+from syncd.transports.host_memory import HostMemory, capacity, is_tmpfs, read_free_memory, refusal, unlimited
 
 if TYPE_CHECKING:
     from syncd.client.client import Client
@@ -181,8 +181,8 @@ class MemoryCopies:
         """
         root = os.path.dirname(self.memory_directory.directory)
         try:
-            if not is_memory(root):
-                return f"{root} is not in memory"
+            if not is_tmpfs(root):
+                return f"{root} is not on a tmpfs"
             clear_all(root)
             atexit.register(self.close)  # a run that ends by an error must give the host's memory back
             return self._own()

@@ -34,6 +34,7 @@ _LONG_RUN = 3  # events of a kind in a row from which they are shown as one entr
 _COMINGS = frozenset({event_names.EXPLORER_JOINED, event_names.EXPLORER_LEFT, event_names.EXPLORER_DIED})
 
 _MOST_FIELDS = 100
+_MOST_LEVELS = 50
 _WORST = {"dead": 0, "unknown": 1, "alive": 2, "left": 3}
 _QUIET = frozenset(
     {
@@ -57,15 +58,17 @@ class PageReader:
     ) -> None:
         self._open, self._rules, self._clock = open_job, rules, clock
         self._job: Job | None = None
+        self._viewer: JobViewer | None = None
         self._policy: DaemonConfig | None = None
         self._policy_problem = ""
         self._began: float | None = None
 
     def __call__(self) -> dict[str, Any]:
-        if self._job is None:
-            self._job = self._open()
-            self._looker = JobViewer(self._job, self._clock)
-        view, policy = self._looker.read(), self._read_policy(self._job)
+        self._job = self._job or self._open()
+        policy = self._read_policy(self._job)
+        # As the daemon, whose `ttl` only a start can change.
+        self._viewer = self._viewer or JobViewer(self._job, self._clock, policy.ttl, policy.takeover)
+        view = self._viewer.read()
         if self._policy_problem:
             view = replace(view, problems={**view.problems, "config": self._policy_problem})
         events = read_events(self._job.events, _MOST_READ)
@@ -198,12 +201,15 @@ def _collapsed(kind: str, run: list[Document]) -> list[Document]:
     return [{**same[0], "at": run[0].get("at"), "run": figures}]
 
 
-def bounded(value: Any) -> Any:
-    """Return a value with no list, text or number that a page could not take."""
+def bounded(value: Any, levels: int = _MOST_LEVELS) -> Any:
+    """Return a value with no list, text or number, and no depth, that a page could not take."""
+    if isinstance(value, dict | list) and not levels:
+        return "..."
     if isinstance(value, dict):
-        return {bounded(key): bounded(item) for key, item in list(value.items())[:_MOST_FIELDS]}
+        fields = list(value.items())[:_MOST_FIELDS]
+        return {bounded(key): bounded(item, levels - 1) for key, item in fields}
     if isinstance(value, list):
-        return [bounded(item) for item in value[:MOST_ROWS]]
+        return [bounded(item, levels - 1) for item in value[:MOST_ROWS]]
     if isinstance(value, str):
         return value if len(value) <= MOST_TEXT else f"{value[:MOST_TEXT]}..."
     if isinstance(value, float) and not math.isfinite(value):

@@ -148,8 +148,15 @@ def _inner(directory: str) -> list[str]:
 
 def _directories(path: str) -> list[str]:
     with os.scandir(path) as entries:
-        listed = [entry.name for entry in islice(entries, _MOST_ENTRIES) if entry.is_dir()]
-    return sorted(name for name in listed if not name.startswith("."))
+        listed = [entry for entry in islice(entries, _MOST_ENTRIES) if not entry.name.startswith(".")]
+    return sorted(entry.name for entry in listed if _is_directory(entry))
+
+
+def _is_directory(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle, or to where this user may not go
+        return False
 
 
 def is_job(path: str) -> bool:

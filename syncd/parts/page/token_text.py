@@ -1,13 +1,13 @@
 """The text of token ids, by the tokenizer of the job's model: needs the package tokenizers, and no torch."""
 
 import os
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
-from syncd.errors import CorruptDataError, first_line
+from syncd.errors import ConfigError, CorruptDataError, first_line
 from syncd.extras import install_command
 from syncd.protocol.layout import CONFIG, Job
+from syncd.protocol.permissions import parse_config
 
 _CONFIG_LIMIT = 1 << 20
 _TOKENIZER_LIMIT = 64 << 20
@@ -43,9 +43,9 @@ class TokenText:
 
     def _path(self) -> str | None:
         try:
-            text = self._job.disk.read(f"{self._job.root}/{CONFIG}", _CONFIG_LIMIT).decode()
-            model = tomllib.loads(text).get("model")
-        except (OSError, ValueError, CorruptDataError):
+            config = f"{self._job.root}/{CONFIG}"
+            model = parse_config(self._job.disk.read(config, _CONFIG_LIMIT), config).get("model")
+        except (OSError, ConfigError, CorruptDataError):
             return None
         path = model.get("path") if isinstance(model, dict) else None
         return os.path.join(path, _FILE) if isinstance(path, str) and os.path.isabs(path) else None

@@ -1,7 +1,7 @@
 """Publishes a directory of safetensors as a delta of an earlier step, or whole where a delta does not pay."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from syncd.client.heartbeat import leasing
@@ -54,6 +54,7 @@ def publish_delta(
     rewind: bool = False,
     allow_nonfinite: bool = False,
     probe: Probe | None = None,
+    before_seal: Callable[[], None] = lambda: None,
 ) -> DeltaPublished:
     """Publish an export as the changes of an earlier step; whole, and with the reason, where that is not possible.
 
@@ -67,12 +68,21 @@ def publish_delta(
     try:
         with _leased(job, parent), explain_removal(job, parent):
             write = _DeltaWriter(job, parent, disk, export, check=not allow_nonfinite).write
-            manifest = publish_written(job, step, disk, export, write, rewind=rewind, probe=probe)
+            manifest = publish_written(
+                job, step, disk, export, write, rewind=rewind, probe=probe, before_seal=before_seal
+            )
         return DeltaPublished(manifest, "" if manifest.delta else "it was sealed whole before")
     except _WholeError as error:
         why = str(error)
     whole = publish_export(
-        job, step, disk, export, rewind=rewind, allow_nonfinite=allow_nonfinite, probe=probe
+        job,
+        step,
+        disk,
+        export,
+        rewind=rewind,
+        allow_nonfinite=allow_nonfinite,
+        probe=probe,
+        before_seal=before_seal,
     )
     return DeltaPublished(whole, why)
 

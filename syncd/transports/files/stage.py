@@ -304,10 +304,9 @@ class HostStage:
 
     def _sweep_all(self, keep: str = "") -> None:
         with contextlib.suppress(OSError):
-            jobs = [entry.name for entry in self._disk.list(self._root) if entry.kind == "directory"]
-            for name in jobs:
-                if _JOB.fullmatch(name):
-                    self._sweep(f"{self._root}/{name}", keep)
+            for entry in self._disk.list(self._root):
+                if entry.kind == "directory" and _JOB.fullmatch(entry.name):
+                    self._sweep(f"{self._root}/{entry.name}", keep)
 
     def close(self) -> None:
         self.sweep()
@@ -372,8 +371,7 @@ class HostStage:
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise self._full(source.size) from error
             raise
-        with contextlib.suppress(OSError):
-            self._sweep(self._own)
+        self._sweep(self._own)
 
     def _make_room(self, source: StageSource) -> None:
         early = source.reader.early_directory(source.wanted)
@@ -404,18 +402,21 @@ class HostStage:
         return sum(_written(f"{self._own}/{name}") for name in _names(self._own) if _is_part(name, key))
 
     def _sweep(self, directory: str, keep: str = "") -> None:
-        names = _names(directory)
-        keys = {_key_of(name) for name in names} - {"", keep}
-        for key in sorted(keys):
+        with contextlib.suppress(OSError):
+            for key in sorted({_key_of(name) for name in _names(directory)} - {"", keep}):
+                self._sweep_key(directory, key)
+            if directory != self._own:
+                os.rmdir(directory)
+
+    def _sweep_key(self, directory: str, key: str) -> None:
+        """Remove a copy that no process uses; one that cannot be removed stays."""
+        with contextlib.suppress(OSError):
             held = lock_file(f"{directory}/{key}{_LOCK}", exclusive=True)
             if held is not None:
                 with contextlib.closing(held):
                     self._clear(directory, key)
                     remove_tree(self._disk, f"{directory}/{key}")
                     held.remove()
-        if directory != self._own:
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
 
     def _clear(self, directory: str, key: str) -> None:
         """Remove unfinished copies of killed processes. Call it with the exclusive lock."""

@@ -11,7 +11,7 @@ from support.chat_templates import BAR, DIRECTORY, SPECIAL, template_tokenizer
 from support.real_vocabulary import real_tokenizer, vocabulary_file
 
 from explorer_hooks.parts.agents.chat import read_request
-from explorer_hooks.parts.agents.splice import Splicer
+from explorer_hooks.parts.agents.splice import Splicer, end_tokens
 from explorer_hooks.run.tokens import TransformersTokens
 
 THINKING = """\
@@ -268,3 +268,8 @@ def test_a_template_that_changes_what_it_wrote_gives_no_continuation():
     ):
         _, splicer = _splicer(template, ["<|end|>"])
         assert splicer.continuation(request, 1, 0) is None
+
+
+def test_a_configuration_that_is_nested_too_deeply_names_no_end(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert end_tokens(str(tmp_path), None) == {}

@@ -30,6 +30,7 @@ from syncd.errors import ConfigError
 from syncd.jobfile.sections import SyncSection
 from syncd.parts.early import copy as early_copy
 from syncd.parts.early import decision as early_decision
+from syncd.parts.early import reader as early_reader
 from syncd.parts.early.decision import AttemptKey
 from syncd.parts.early.reader import EarlyReader
 from syncd.protocol.disk import temporary_name
@@ -227,6 +228,23 @@ def test_shards_are_copied_while_they_are_written(job, host, events, writers):
     assert host.origin.copied == len(b"{}")
     assert early_files(host) == {}
     copy.close()
+
+
+def test_attempts_that_cannot_be_read_keep_no_other_from_being_copied(job, host, events, monkeypatch):
+    others = {Attempt(job, 2, name=f"of-others-{number}").writers[0].path for number in range(8)}
+
+    def read(disk, path):
+        if path in others:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return read_progress(disk, path)
+
+    monkeypatch.setattr(early_reader, "read_progress", read)
+    attempt = Attempt(job, 1)
+    attempt.write(PART)
+    begun(host)
+    attempt.finish()
+    holds(host.provide(1), attempt)
+    assert used(events) == [len(attempt.contents[0])]
 
 
 def test_nothing_is_found_before_it_is_published(job, host):

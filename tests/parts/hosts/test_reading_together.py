@@ -387,3 +387,8 @@ def test_a_gather_that_cannot_be_shown_leaves_no_lock(tmp_path):
     (tmp_path / "live-copy-7.new").rmdir()
     with closing(LivePieces(str(tmp_path), "copy", "7", str(tmp_path), ["a"], 3)):
         assert Shelf(str(tmp_path)).find("copy", "7") is not None
+
+
+def test_a_record_that_is_nested_too_deeply_shows_no_gather(tmp_path):
+    (tmp_path / "live-copy-7").write_text("[" * 100_000)
+    assert Shelf(str(tmp_path)).find("copy", "7") is None

@@ -22,6 +22,7 @@ from support.processes import FULL
 from syncd.cli.main import run
 from syncd.client.client import Client
 from syncd.client.follow import Leased
+from syncd.errors import CorruptDataError
 from syncd.protocol.layout import Job
 from syncd.protocol.request import Pin, remove_pin, write_pin
 from syncd.protocol.version import Version, read_version
@@ -183,3 +184,9 @@ def test_a_republisher_killed_at_any_call_is_followed_by_one_that_replaces_the_s
             100.0
         )  # else each new leader takes over the trash of all before: more and more calls
     record_line(f"SIGKILL at {content - 3} calls of the replacement of a step")
+
+
+def test_a_record_of_copied_steps_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / republish.RECORD).write_text("[" * 100_000)
+    with pytest.raises(CorruptDataError, match="not a record of imported steps"):
+        republish._read_record(Job.at(tmp_path), f"{tmp_path}/{republish.RECORD}")

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from syncd.errors import ConfigError, CorruptDataError  # noqa: E402
 from trainer.export import export  # noqa: E402
+from trainer.parts.megatron.export import _read_heads  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -134,3 +135,9 @@ def test_damaged_and_foreign_checkpoints_are_refused_and_nothing_is_run(job, mon
     with pytest.raises(ConfigError, match="not of Llama, Qwen2 or Qwen3"):
         export(f"{root}/job", 4, f"{root}/out")
     assert not (root / "out").exists()
+
+
+def test_a_configuration_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CorruptDataError, match="no number of attention heads"):
+        _read_heads(str(tmp_path / "config.json"))

@@ -16,7 +16,7 @@ from syncd.protocol.manifest import damaged_files, read_manifest
 from syncd.protocol.memory_copies import OWNER, copies_in, hold_copy, is_copy_of, lock_directory
 from syncd.transports import host_memory
 from syncd.transports.files.step_saver import StepSaver
-from syncd.transports.host_memory import FreeMemory, MemoryLeft, is_memory, read_free_memory, refusal
+from syncd.transports.host_memory import FreeMemory, MemoryLeft, is_tmpfs, read_free_memory, refusal
 
 pytestmark = pytest.mark.group("mounts")
 
@@ -120,28 +120,39 @@ def test_a_copy_beyond_the_memory_limit_falls_back_to_files(job, shm, saver):
     assert os.listdir(shm) == []
 
 
-def test_a_directory_that_is_not_in_memory_is_refused(job, tmp_path):
-    if is_memory(str(tmp_path)):
+def test_a_directory_that_is_no_tmpfs_is_refused(job, tmp_path):
+    if is_tmpfs(str(tmp_path)):
         pytest.skip("temporary files are in memory here")
-    assert "is not in memory" in MemoryCopies(job, str(tmp_path)).open()
+    assert "is not on a tmpfs" in MemoryCopies(job, str(tmp_path)).open()
+
+
+def test_a_ramfs_which_tells_no_size_is_refused_before_the_first_save(job, mounted):
+    assert "is not on a tmpfs" in MemoryCopies(job, mounted("ramfs")).open()
 
 
 @pytest.fixture
-def little(tmp_path):
+def mounted(tmp_path):
+    """Mounts a file system in memory, and returns where it is."""
+    place = tmp_path / "mounted"
+
+    def mount(kind, *options):
+        place.mkdir()
+        command = ["mount", "-t", kind, *options, kind, place]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=30)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"nothing can be mounted here: {error}")
+        return str(place)
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", place], check=True, timeout=30)
+
+
+@pytest.fixture
+def little(mounted):
     """A directory in memory that takes half a step."""
-    place = tmp_path / "little"
-    place.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={SIZE // 2}", "tmpfs", place],
-            check=True,
-            capture_output=True,
-            timeout=30,
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"nothing can be mounted here: {error}")
-    yield str(place)
-    subprocess.run(["umount", place], check=True, timeout=30)
+    return mounted("tmpfs", "-o", f"size={SIZE // 2}")
 
 
 def test_a_full_memory_file_system_falls_back_to_files(job, little, saver):

@@ -19,6 +19,8 @@ from syncd.parts.page.site import as_json
 from syncd.protocol.engine_state import EngineReport, EngineState
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.layout import Job
+from syncd.protocol.process import Process
+from syncd.protocol.takeover import Candidate
 from syncd.views import documents
 from syncd.views.job_view import JobViewer
 
@@ -194,6 +196,19 @@ def test_an_error_carries_its_code_message_and_hint(job):
         "message": "gone: /ckpt/job",
         "hint": "ls -ld /ckpt/job",
     }
+
+
+def test_who_counts_as_dead_is_what_the_daemon_is_configured_to_take_for_dead(job, clock):
+    explorer(job, clock, "e0")
+    Candidate(job, clock, process=Process("another-boot", "pid:[1]", 4242, 1)).claim()
+    sight = PageReader(lambda: job, lambda _: DaemonConfig(ttl=300.0, takeover=120.0), clock)
+    sight()
+    clock.at += 90
+    status = sight()["status"]
+    assert [status["explorers"][0]["heart"], status["daemon"]["heart"]] == ["unknown", "unknown"]
+    clock.at += 220
+    status = sight()["status"]
+    assert [status["explorers"][0]["heart"], status["daemon"]["heart"]] == ["dead", "dead"]
 
 
 def test_if_the_policy_becomes_unreadable_the_last_one_applies_with_a_problem(job, clock):

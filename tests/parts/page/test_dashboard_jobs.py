@@ -110,6 +110,12 @@ def test_jobs_are_found_two_levels_deep(tmp_path):
         list(found_jobs(str(tmp_path / "none")))
 
 
+def test_a_link_that_leads_nowhere_hides_no_job(tmp_path):
+    made(tmp_path / "grpo", 1)
+    os.symlink("loop", tmp_path / "loop")
+    assert list(found_jobs(str(tmp_path))) == ["grpo"]
+
+
 def test_a_search_finds_jobs_that_come_later_and_keeps_the_others(tmp_path, monkeypatch):
     clock = ManualClock()
     made(tmp_path / "b", 1)

@@ -229,3 +229,18 @@ def test_answers_are_json_with_the_documented_fields(job):
     assert checked("/rollouts.json", json.loads(json.dumps(many, allow_nan=False)))["rollouts"]
     checked("/rollout.json", json.loads(json.dumps(one, allow_nan=False)))
     assert rollouts.disabled() == {"schema_version": 1, "enabled": False}
+
+
+def test_what_is_nested_deeply_is_cut_off(job):
+    info = {}
+    for _ in range(900):
+        info = {"below": info}
+    write(job, "e0", [make(info=info)])
+    found = RolloutReader(lambda: job).answer({"explorer": "e0", "batch": "1"}, LONG)
+    assert found["state"] == "ready"
+    assert json.dumps(found["info"]).count("below") < 100
+
+
+def test_a_configuration_that_is_nested_too_deeply_names_no_tokenizer(job, tmp_path):
+    (tmp_path / "config.toml").write_text(f"a = {'[' * 100_000}")
+    assert token_text.TokenText(job).tokenizer()[1].startswith("config.toml of the job names no model.path")

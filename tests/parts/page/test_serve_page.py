@@ -363,6 +363,18 @@ def test_the_overview_leads_to_each_job_and_back(show, job, tmp_path, size):
         page.wait_for_selector("#tiles :text-is('1.3')")
 
 
+def test_the_overview_keeps_its_rows_while_only_time_passes(show, job, tmp_path):
+    os.symlink(job.root, tmp_path / "grpo")
+    with served("--root", tmp_path, "--every", "0.5") as server:
+        page = show(url=server.url)
+        link = page.wait_for_selector("main tbody a")
+        link.focus()
+        for _ in range(3):  # what the last but one brought is shown by then
+            with page.expect_response("**/jobs.json"):
+                pass
+        assert link.evaluate("one => document.activeElement === one"), "whoever uses a keyboard stays there"
+
+
 def test_a_job_that_is_served_no_longer_is_called_gone(show, job):
     clock = SystemClock()
     reader = PageReader(lambda: job, lambda _: DaemonConfig(), clock)

@@ -280,6 +280,10 @@ def test_an_adapters_configuration_names_every_module_that_it_has_tensors_for():
         b"no archive",
         archive_of(adapter_config__json=b"{}"),
         archive_of(adapter_config__json=b"{", adapter_model__safetensors=adapter_of([])[0]),
+        pytest.param(
+            archive_of(adapter_config__json=b"[" * 10_000, adapter_model__safetensors=adapter_of([])[0]),
+            id="nested too deeply",
+        ),
         archive_of(adapter_config__json=b"{}", adapter_model__safetensors=b"x"),
         archive_of(adapter_config__json=b"{}", adapter_model__safetensors=adapter_of(["q_proj.weight"])[0]),
     ],

@@ -5,7 +5,6 @@ alone; followers of the second job never meet a pickle.
 """
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -21,7 +20,7 @@ from syncd.client.state_dict import foreign_shards
 from syncd.errors import CorruptDataError, NotReadyError, TimedOutError, TryAgainError, UsageError
 from syncd.jobfile.model import JobFile
 from syncd.protocol.disk import DOCUMENT_LIMIT, MISSING, exists, is_below
-from syncd.protocol.documents import encode
+from syncd.protocol.documents import encode, parse_json
 from syncd.protocol.layout import MANIFEST, Job, parse_step_name
 from syncd.protocol.step import NATIVE
 from syncd.protocol.version import Version, write_marker
@@ -232,7 +231,7 @@ class StepCopier:
 
 def _read_record(job: Job, path: str) -> dict[str, str]:
     try:
-        return dict(json.loads(job.disk.read(path, DOCUMENT_LIMIT))["steps"])
+        return dict(parse_json(job.disk.read(path, DOCUMENT_LIMIT))["steps"])
     except MISSING:
         return {}
     except (ValueError, KeyError, TypeError) as error:

@@ -6,7 +6,6 @@ run. Pieces are put together from any number of ranks and any layout.
 """
 
 import io
-import json
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 
 from syncd.errors import ConfigError, CorruptDataError, storage_error
 from syncd.protocol.disk import Disk, exists
+from syncd.protocol.documents import parse_json
 from trainer.export.weights import TensorKind
 from trainer.safe_unpickle import METADATA, RUNS_CODE
 
@@ -163,7 +163,7 @@ class _Heads:
 def _read_heads(path: str) -> _Heads:
     try:
         with open(path, encoding="utf-8") as file:
-            config = json.load(file)
+            config = parse_json(file.read())
         queries = int(config["num_attention_heads"])
         return _Heads(queries, int(config.get("num_key_value_heads") or queries))
     except OSError as error:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from syncd.errors import CorruptDataError, TimedOutError
+from syncd.protocol.documents import parse_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -49,7 +50,7 @@ def read_adapter(archive: bytes, base_model: str) -> TinkerAdapter:
     """
     try:
         files = _files_of(archive)
-        config, weights = json.loads(files[CONFIG]), files[WEIGHTS]
+        config, weights = parse_json(files[CONFIG]), files[WEIGHTS]
         tensors = load(weights)
     except (tarfile.TarError, KeyError, ValueError, SafetensorError) as error:
         raise CorruptDataError(f"the tinker server's archive holds no adapter: {error!r}") from error

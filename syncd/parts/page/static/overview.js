@@ -7,6 +7,7 @@ import { count, lasting, pair, plain } from "./text.js";
 const SCHEMA = 1;
 const STYLES = { critical: "bad", warning: "wait", notice: "off", ok: "ok", unknown: "wait" };
 const LONG_NAME = 40;
+const MOVING = new Set(["age", "at", "looking_for", "published"]);
 const COLUMNS = ["job", "health", "version", "trainer", "explorers", "what is wrong"];
 
 const place = (id) => document.getElementById(id);
@@ -18,7 +19,7 @@ function show({ serving, jobs }) {
   const where = serving.root ? ` below ${plain(serving.root.path)}` : "";
   const text = `${count(jobs.length, "job", "jobs")}${where}${left}`;
   put(place("place"), text, () => [text]);
-  put(place("main"), jobs, () => (jobs.length ? [table(COLUMNS, jobs.map(row))] : [empty(serving)]));
+  put(place("main"), jobs, () => (jobs.length ? [table(COLUMNS, jobs.map(row))] : [empty(serving)]), MOVING);
   put(place("foot"), serving.syncd, () => [`syncd ${serving.syncd}`]);
   document.title = title(jobs);
 }
