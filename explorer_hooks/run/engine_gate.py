@@ -67,10 +67,6 @@ class EngineVersions:
         """Return how many further batches the trainer needs now."""
         return self._allowance.room(self._step, pacing.written(self.source.client.job))
 
-    def count_as_one(self, files: int) -> None:
-        """Count files as one batch: it was too large for one, and the trainer needs no fewer groups."""
-        self._allowance = self._allowance.forgiven(max(files - 1, 0))
-
     def renew_allowance(self, patience: float) -> bool:
         """Allow further batches if no version came for long, and return whether that is so.
 

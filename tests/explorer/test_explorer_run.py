@@ -27,6 +27,7 @@ from support.waiting import until as eventually
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.run import own_files as own
+from explorer_hooks.run import pacing
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.run import run
 from explorer_hooks.run.tokens import open_tokens
@@ -396,6 +397,7 @@ def test_a_batch_that_is_too_large_for_a_file_is_written_as_several_and_counts_a
     assert [steps for steps in steps_of(world, "e0") if steps == [2]] == [[2]] * 2 * GROUPS
     state = json.loads(Path(own.own_path(world.job, "e0", own.STATE)).read_text())
     assert (state["then"]["batches"], state["then"]["position"]) == (4, 4 * GROUPS)
+    assert pacing.written(world.job) == 4, "other explorers, and this one after a restart, count four too"
 
 
 def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file, tmp_path):

@@ -220,9 +220,6 @@ class Gateway:
         await self._record({"kind": "written", "groups": groups, "reported": True})
         return {**figures, "refused": refused}
 
-    async def give_up_batch(self) -> None:
-        await self._record({"kind": "written", "groups": []})
-
     def dropped(self) -> dict[str, int]:
         return dict(self.sessions.all_dropped())
 

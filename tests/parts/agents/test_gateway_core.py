@@ -25,6 +25,8 @@ from explorer_hooks.parts.agents.journal import NAME
 from explorer_hooks.parts.agents.rows import experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, GroupDemand
+from explorer_hooks.run import pacing
+from explorer_hooks.run.own_files import METRICS, Records
 from syncd.errors import EngineDeadError, StorageError, TimedOutError, UsageError
 from syncd.experience import batch_paths, table
 from syncd.experience.table import decode_batch
@@ -270,8 +272,7 @@ class WritingService:
         file = SimpleNamespace(explorer_groups=groups, sync=None, explorer=explorer, data=data)
         client = SimpleNamespace(describe=lambda *_, **__: None)
         source = SimpleNamespace(unproven={}, are_published=are_published, client=client)
-        self.files_of_a_batch = []
-        versions = SimpleNamespace(room=lambda: 1, count_as_one=self.files_of_a_batch.append)
+        versions = SimpleNamespace(room=lambda: 1)
         run = GatewayRun(writer, bed.journal, PlayedTasks())
         followed = SimpleNamespace(file=file, source=source)
         parts = followed, None, versions, GroupDemand(), writer, run, bed.gateway, http, lambda: False
@@ -317,7 +318,12 @@ def test_groups_that_make_a_batch_too_large_are_written_as_several_and_one_that_
         batches = [decode_batch(writer.job.disk.read(path, 1 << 20), path) for path in paths]
         names = [[row.group.rpartition("/")[2] for row in batch] for batch in batches]
         assert names == [["a", "a"], ["b"], ["d"]]
-        assert service.files_of_a_batch == [3]
+        assert pacing.written(writer.job) == writer.written == 1, (
+            "other explorers count them as one batch too"
+        )
+        (line,) = Records.own(writer.job, "e0", METRICS).all()
+        assert (line["batch"], line["rollouts"], line["segments"]) == (1, 3, 4)
+        assert line["dropped"] == {"experience": 1}
         assert (bed.gateway.dropped(), bed.sessions.pending) == ({"experience": 1}, {})
 
 
