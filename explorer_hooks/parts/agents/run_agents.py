@@ -178,7 +178,7 @@ class AgentThreads:
         self, attempt: Attempt, score: Score, task: dict[str, Any], causes: Sequence[Attempt] = ()
     ) -> None:
         """End an attempt with its reward, or abandon it because of those of its episode that went wrong."""
-        if self._http.call(self._schedule.is_rewarded(attempt)):
+        if self._http.call(self._schedule.has_ended(attempt)):
             return
         why = "agent"
         if self._judge is not None and not score.problem:
