@@ -9,7 +9,7 @@ from explorer_hooks.run import pacing
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.pacing import Allowance
-from explorer_hooks.run.weight_sources import WeightSource
+from explorer_hooks.run.weight_sources import WeightSource, unread_passes
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.model import JobFile
@@ -32,6 +32,7 @@ class EngineVersions:
         self.synced_at = batches()
         self._progressed_at = time.monotonic()
         self._published: Pair | None = None
+        self._written = 0  # batches of all explorers, as the storage said last
         # Counted from the very beginning: an explorer that joins later has no separate allowance.
         self._allowance = Allowance(0, 0, file.data.groups / file.explorer_groups, pacing.ahead_of(file))
 
@@ -65,7 +66,7 @@ class EngineVersions:
 
     def room(self) -> int:
         """Return how many further batches the trainer needs now."""
-        return self._allowance.room(self._step, pacing.written(self.source.client.job))
+        return self._allowance.room(self._step, self._count_written())
 
     def renew_allowance(self, patience: float) -> bool:
         """Allow further batches if no version came for long, and return whether that is so.
@@ -80,7 +81,12 @@ class EngineVersions:
         return is_due
 
     def _restart_allowance(self) -> None:
-        self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.client.job))
+        self._allowance = self._allowance.restarted(self._step, self._count_written())
+
+    def _count_written(self) -> int:
+        with unread_passes():
+            self._written = pacing.written(self.source.client.job)
+        return self._written
 
     @property
     def _step(self) -> int:
