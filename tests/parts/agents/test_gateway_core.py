@@ -327,6 +327,34 @@ def test_groups_that_make_a_batch_too_large_are_written_as_several_and_one_that_
         assert (bed.gateway.dropped(), bed.sessions.pending) == ({"experience": 1}, {})
 
 
+def test_of_a_split_batch_what_was_not_written_before_a_kill_is_written_after_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "MAX_ROWS", 1)
+    (tmp_path / "job").mkdir()
+    job, write = Job.at(str(tmp_path / "job")), ExperienceWriter.write_encoded
+
+    def killed_at_the_second(writer, data, **more):
+        if writer.upcoming > 1:
+            raise KeyboardInterrupt
+        return write(writer, data, **more)
+
+    monkeypatch.setattr(ExperienceWriter, "write_encoded", killed_at_the_second)
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    with bed.serving() as (driver, http), ExperienceWriter(job, "e0") as writer:
+        for group in ("a", "b"):
+            session = driver.session(group, 0)
+            driver.post(f"/s/{session['session']}/v1/chat/completions", {"messages": HELLO})
+            driver.reward(session, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            WritingService(bed, http, writer, 2).write(2)
+    monkeypatch.setattr(ExperienceWriter, "write_encoded", write)
+    again = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    with again.serving() as (_, http), ExperienceWriter(job, "e0") as writer:
+        again.sessions.apply(again.sessions.settled(writer.upcoming))
+        assert (again.sessions.over, list(again.sessions.groups)) == ({"a": "written"}, ["b"])
+        assert WritingService(again, http, writer, 1).write(1)
+        assert (writer.upcoming, again.sessions.over) == (3, {"a": "written", "b": "written"})
+
+
 def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):
     bed = GatewayBed(tmp_path, numbered(), group_size=1, idle=0.0, max_turns=1, max_prompt_tokens=30)
 
