@@ -9,7 +9,7 @@ from explorer_hooks.run import pacing
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.pacing import Allowance
-from explorer_hooks.run.weight_sources import WeightSource, unread_passes
+from explorer_hooks.run.weight_sources import WeightSource, storage_errors_pass
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.model import JobFile
@@ -55,7 +55,9 @@ class EngineVersions:
         return self.source.may_work() and self.permitted() is not None
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        outcome = self.source.update(timeout, ask=ask)
+        outcome = TurnOutcome("nothing")
+        with storage_errors_pass():
+            outcome = self.source.update(timeout, ask=ask)
         if outcome.kind == "applied":
             self.mark_synced()
             self._read_newest()
@@ -84,7 +86,7 @@ class EngineVersions:
         self._allowance = self._allowance.restarted(self._step, self._count_written())
 
     def _count_written(self) -> int:
-        with unread_passes():
+        with storage_errors_pass():
             self._written = pacing.written(self.source.client.job)
         return self._written
 

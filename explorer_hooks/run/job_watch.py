@@ -2,7 +2,7 @@
 
 import time
 
-from explorer_hooks.run.weight_sources import WeightSource, unread_passes
+from explorer_hooks.run.weight_sources import WeightSource, storage_errors_pass
 from syncd.errors import TimedOutError
 from syncd.protocol.job_end import LastVersion, read_end
 
@@ -35,7 +35,7 @@ class JobWatch:
 
     def _trainer_is_gone(self) -> bool:
         client, is_gone = self._source.client, False
-        with unread_passes():
+        with storage_errors_pass():
             is_gone = client.trainer_requires_weight_sync() is None
         if is_gone:
             return True

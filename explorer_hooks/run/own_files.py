@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from explorer_hooks.run.weight_sources import storage_errors_pass
 from syncd import jsonl
 from syncd.client.client import Client
 from syncd.errors import ConfigError, UsageError, storage_errors
@@ -78,7 +79,8 @@ def batch_figures(rewards: Sequence[float], tokens: int, seconds: float) -> dict
 def record_batch(metrics: Records, client: Client, path: str, line: Mapping[str, Any]) -> None:
     metrics.add(line)
     shown = {key: value for key, value in line.items() if key != "at"}
-    client.describe({"explorer": shown}, now=False)
+    with storage_errors_pass():
+        client.describe({"explorer": shown}, now=False)
     structlog.get_logger().info("batch_written", path=path, **shown)
 
 

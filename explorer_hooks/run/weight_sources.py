@@ -13,8 +13,8 @@ PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
 
 
 @contextlib.contextmanager
-def unread_passes() -> Iterator[None]:
-    """Suppress that the job cannot be read, which the follower reports; raise that it is gone, or another one."""
+def storage_errors_pass() -> Iterator[None]:
+    """Suppress errors of the storage, a heartbeat's too; raise that the job is gone, or another one."""
     try:
         yield
     except JobMissingError:
@@ -79,7 +79,7 @@ class WeightSource:
     def newest(self) -> Pair | None:
         with (
             contextlib.suppress(CorruptDataError),
-            unread_passes(),
+            storage_errors_pass(),
         ):  # the daemon is about to replace what is damaged
             version = self.client.latest_version()
             return version.pair if version else None

@@ -39,7 +39,7 @@ from syncd.protocol.disk import MISSING
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.job_end import JobEnd, mark_finished
 from syncd.protocol.local_disk import LocalDisk
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.synchronizer import Synchronizer
 
@@ -423,6 +423,25 @@ def test_one_passing_read_error_ends_no_explorer(world, weights, file, monkeypat
     assert explore(file, "e0", "--explorer.max_batches", "4") == "max_batches"
     trainer.end()
     assert len(failed) == 1
+
+
+def test_an_ask_that_cannot_be_written_for_a_moment_ends_no_explorer(world, weights, file, monkeypatch):
+    failed, replace = [], LocalDisk.replace
+
+    def failing(disk, path, *more, **options):
+        is_explorer = threading.current_thread() is threading.main_thread()
+        is_due = os.path.exists(batch_paths.batch(world.job, "e0", 1)) and len(failed) < 5
+        if is_explorer and is_due and path == path_of(world.job.explorers, "e0"):
+            failed.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return replace(disk, path, *more, **options)
+
+    monkeypatch.setattr(LocalDisk, "replace", failing)
+    trainer = Trainer(world, weights, steps=4, style="explorer_driven")
+    more = ("--explorer.max_batches", "4", "--sync.style", "explorer_driven")
+    assert explore(file, "e0", *more) == "max_batches"
+    trainer.end()
+    assert len(failed) == 5
 
 
 def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file, tmp_path):

@@ -17,6 +17,7 @@ from explorer_hooks.run import own_files as own
 from explorer_hooks.run.own_files import LedgerState, Records, TaskCursor, TaskLedger
 from explorer_hooks.tasks.order import epochs
 from explorer_hooks.tasks.sources import open_tasks
+from syncd.client.client import Client
 from syncd.errors import ConfigError, CorruptDataError, FencedError
 from syncd.experience import batch_paths
 from syncd.experience.model import MAX_NAME
@@ -64,6 +65,15 @@ def test_an_id_that_no_experience_can_have_behind_the_name_of_its_set_is_refused
     ) as caught:
         open_tasks(sections)
     assert (caught.value.path, 'name = "SHORTER"' in caught.value.hint) == (path, True)
+
+
+def test_a_heartbeat_that_has_failed_does_not_end_what_records_a_batch(tmp_path):
+    job = Job.at(tmp_path)
+    with Client.open(job.root, "explorer", "e0", heartbeat=False) as client:
+        client.own("explorer", "test").attempt(lambda: os.stat(tmp_path / "missing"))
+        metrics = Records.own(job, "e0", own.METRICS)
+        own.record_batch(metrics, client, "1.parquet", {"batch": 1})
+        assert metrics.all() == [{"batch": 1}]
 
 
 def test_prompt_and_answer_keys_can_be_renamed(tmp_path):
