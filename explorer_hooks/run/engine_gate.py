@@ -9,7 +9,7 @@ from explorer_hooks.run import pacing
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.pacing import Allowance
-from explorer_hooks.run.weight_sources import WeightSource, storage_errors_pass
+from explorer_hooks.run.weight_sources import PIECE, WeightSource, storage_errors_pass
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.model import JobFile
@@ -17,8 +17,7 @@ from syncd.jobfile.sections import SyncSection
 from syncd.protocol.job_end import LAST
 from syncd.protocol.version import Pair
 
-PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
-_BREATH = 0.05  # seconds between two asks that are answered at once
+BREATH = 0.05  # seconds between two asks that are answered at once
 
 _POLL = 0.25
 """Seconds between two polls for a version: while groups are being generated, and for the last one."""
@@ -138,7 +137,7 @@ class EngineGate:
                     hint=f"syncd status {self._versions.source.client.job.root}",
                 )
             if self.update(PIECE).kind == "ended":
-                time.sleep(_BREATH)
+                time.sleep(BREATH)
         return False
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:

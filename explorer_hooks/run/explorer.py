@@ -8,7 +8,7 @@ import structlog
 from explorer_hooks.run import pacing
 from explorer_hooks.run.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.run.curriculum import with_dropped
-from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
+from explorer_hooks.run.engine_gate import BREATH, EngineGate, EngineVersions
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.own_files import (
     KeyedGroup,
@@ -20,14 +20,12 @@ from explorer_hooks.run.own_files import (
     record_batch,
 )
 from explorer_hooks.run.pacing import Next
+from explorer_hooks.run.weight_sources import PIECE
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import UsageError
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import label_of
-
-TURN = 1.0  # seconds of one wait, and so the longest delay of a signal
-_BREATH = 0.05  # seconds between two asks that the trainer answers at once
 
 _LOG = structlog.get_logger()
 
@@ -127,16 +125,16 @@ class Explorer:
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is generated."""
         begin = time.monotonic()
-        outcome = self._gate.update(TURN, ask=self._sync.style is SyncStyle.EXPLORER_DRIVEN)
+        outcome = self._gate.update(PIECE, ask=self._sync.style is SyncStyle.EXPLORER_DRIVEN)
         took = time.monotonic() - begin
         self._waited += took
-        answered = outcome.kind == "nothing" and took < TURN
+        answered = outcome.kind == "nothing" and took < PIECE
         if is_due and (outcome.kind in ("applied", "refused", "gone", "failed") or answered):
             self._versions.mark_synced()
         if self._versions.renew_allowance(self._settings.patience):
             _LOG.info("allowance_renewed", seconds=self._settings.patience)
-        if took < _BREATH:
-            time.sleep(_BREATH)
+        if took < BREATH:
+            time.sleep(BREATH)
 
     # --- the end ----------------------------------------------------------------------------------------------
 

@@ -23,9 +23,6 @@ class Allowance:
         allowed = (step - self.step + 1 + self.ahead) * self.batches
         return max(math.ceil(allowed - (written - self.written)), 0)
 
-    def covers(self, step: int, written: int) -> bool:
-        return self.room(step, written) > 0
-
     def restarted(self, step: int, written: int) -> "Allowance":
         return replace(self, step=step, written=written)
 
