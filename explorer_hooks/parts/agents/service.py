@@ -251,7 +251,7 @@ class GatewayService:
             "segments": len(batch),
             "versions": dict(Counter(label_of((row.generation, row.step)) for row in rollouts)),
             "untrained_turns": sum(row.info.get("untrained_turns", 0) for row in batch),
-            "unproven_tokens": sum(sum(row.unproven or ()) for row in batch),
+            "unproven_tokens": sum(row.doubted for row in batch),
             "tools": _tools(rollouts),
             "equal_groups": sum(are_equal(group.rewards) for group in groups),
             "skipped": self._skipped(),

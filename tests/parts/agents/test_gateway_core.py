@@ -355,6 +355,27 @@ def test_of_a_split_batch_what_was_not_written_before_a_kill_is_written_after_it
         assert (writer.upcoming, again.sessions.over) == (3, {"a": "written", "b": "written"})
 
 
+def test_unproven_tokens_that_two_segments_share_are_counted_once(tmp_path):
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    (tmp_path / "job").mkdir()
+
+    async def branched(bed):
+        session = await bed.session("g")
+        _, history = await bed.ask(session, HELLO)
+        for text in ("left", "right"):
+            await bed.ask(session, [*history, then(text)])
+        (first, *_) = bed.sessions.by_id[session].turns
+        first.unproven = [True] * len(first.tokens)
+        await bed.gateway.reward(session, {"reward": 1.0})
+        return len(first.tokens)
+
+    with bed.serving() as (_, http), ExperienceWriter(Job.at(str(tmp_path / "job")), "e0") as writer:
+        doubted = http.call(branched(bed))
+        assert WritingService(bed, http, writer, 1).write(1)
+        (line,) = Records.own(writer.job, "e0", METRICS).all()
+    assert (line["segments"], line["unproven_tokens"]) == (2, doubted)
+
+
 def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):
     bed = GatewayBed(tmp_path, numbered(), group_size=1, idle=0.0, max_turns=1, max_prompt_tokens=30)
 
