@@ -34,6 +34,7 @@ from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import SyncdError, UsageError
 from syncd.experience.model import Experience
+from syncd.experience.table import rollouts
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.version import label_of
 
@@ -243,16 +244,18 @@ class GatewayService:
         groups: Sequence[SessionGroup],
     ) -> None:
         seconds, self._began = time.monotonic() - self._began, time.monotonic()
-        rollouts = [row for row in batch if row.segment == 0]
+        segments = list(rollouts(batch))
+        firsts = [rows[0] for rows in segments]
+        oldest = [min(min(row.versions) for row in rows) for rows in segments]
         tokens = sum(sum(row.action_mask) for row in batch)
         line = {
             "batch": self._writer.written,
-            **batch_figures([row.reward for row in rollouts], tokens, seconds),
+            **batch_figures([row.reward for row in firsts], tokens, seconds),
             "segments": len(batch),
-            "versions": dict(Counter(label_of((row.generation, row.step)) for row in rollouts)),
+            "versions": dict(Counter(map(label_of, oldest))),
             "untrained_turns": sum(row.info.get("untrained_turns", 0) for row in batch),
             "unproven_tokens": sum(row.doubted for row in batch),
-            "tools": _tools(rollouts),
+            "tools": _tools(firsts),
             "equal_groups": sum(are_equal(group.rewards) for group in groups),
             "skipped": self._skipped(),
             "task_sets": self._task_sets(groups),

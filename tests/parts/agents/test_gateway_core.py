@@ -32,6 +32,7 @@ from syncd.experience import batch_paths, table
 from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
+from syncd.protocol.version import label_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": [2]}}</tool_call>'
@@ -374,6 +375,27 @@ def test_unproven_tokens_that_two_segments_share_are_counted_once(tmp_path):
         assert WritingService(bed, http, writer, 1).write(1)
         (line,) = Records.own(writer.job, "e0", METRICS).all()
     assert (line["segments"], line["unproven_tokens"]) == (2, doubted)
+
+
+def test_a_rollout_is_counted_by_the_oldest_version_of_all_its_segments(tmp_path):
+    steps = iter([3, 4, 5])
+    engine = ScriptedEngine(lambda _: [10, 11, 0], step=lambda: next(steps))
+    bed = GatewayBed(tmp_path / "state", engine, group_size=1)
+    (tmp_path / "job").mkdir()
+
+    async def branched(bed):
+        session = await bed.session("g")
+        _, history = await bed.ask(session, HELLO)
+        for messages in ([then("anew")], [*history, then("on")]):
+            await bed.ask(session, messages)
+        await bed.gateway.reward(session, {"reward": 1.0})
+
+    with bed.serving() as (_, http), ExperienceWriter(Job.at(str(tmp_path / "job")), "e0") as writer:
+        http.call(branched(bed))
+        assert [row.step for row in rows(bed)] == [4, 3]
+        assert WritingService(bed, http, writer, 1).write(1)
+        (line,) = Records.own(writer.job, "e0", METRICS).all()
+    assert line["versions"] == {label_of((1, 3)): 1}
 
 
 def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):
