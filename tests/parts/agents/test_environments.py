@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from support.synchronizers import eventually
 from explorer_hooks.parts.agents import verifiers_worker
 from explorer_hooks.parts.agents.environment import EnvironmentPlayer
 from explorer_hooks.parts.agents.environment_process import EnvironmentSettings
-from explorer_hooks.parts.agents.run_agents import AgentThreads
+from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.load import load_file
@@ -74,6 +75,22 @@ def test_an_interpreter_without_verifiers_is_refused_with_what_to_install(tmp_pa
         EnvironmentPlayer(
             EnvironmentSettings("sums", {}, {}, "/no/python", []), 1.0, 1, "policy", lambda: False
         )
+
+
+LOADING = """#!/bin/sh
+read asked
+kill -TERM EXPLORER
+read nothing
+"""
+
+
+def test_a_signal_while_an_environment_loads_is_no_fault_of_the_file(tmp_path):
+    python, path = tmp_path / "python", tmp_path / "job.toml"
+    python.write_text(LOADING.replace("EXPLORER", str(os.getpid())))
+    python.chmod(0o700)
+    agent = f'{ENVIRONMENT}\npython = "{python}"'
+    path.write_text(JOB.format(dir=tmp_path, agent=agent, explorer=""))
+    assert run_agents(load_file(str(path))) == "told to stop"
 
 
 DYING = """#!/bin/sh
