@@ -13,7 +13,7 @@ import structlog
 from explorer_hooks.parts.agents.api_errors import ApiError
 from explorer_hooks.parts.agents.driver import SessionRequest
 from explorer_hooks.parts.agents.gateway import Gateway
-from explorer_hooks.parts.agents.sessions import WRITTEN, SessionGroup, Turn
+from explorer_hooks.parts.agents.sessions import EQUAL, WRITTEN, SessionGroup, Turn
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.scoring import ScoredText
 from explorer_hooks.tasks.order import Tasks
@@ -110,7 +110,7 @@ class AgentSchedule:
         sessions = self._gateway.sessions
         group = sessions.groups.get(attempt.group)
         is_whole = group is not None and group.is_whole(self._gateway.limits.group_size)
-        if is_whole or sessions.over.get(attempt.group) == WRITTEN:
+        if is_whole or sessions.over.get(attempt.group) in (WRITTEN, EQUAL):
             self._dropped_in_row = 0
 
     async def failed(

@@ -14,7 +14,7 @@ from explorer_hooks.parts.agents.http_thread import HttpThread
 from explorer_hooks.parts.agents.progress import RolloutProgress
 from explorer_hooks.parts.agents.rows import added_times, experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun
-from explorer_hooks.parts.agents.sessions import SessionGroup
+from explorer_hooks.parts.agents.sessions import EQUAL, SessionGroup
 from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
@@ -175,7 +175,7 @@ class GatewayService:
 
     def _write_groups(self, groups: Sequence[KeyedGroup[SessionGroup]]) -> None:
         """Write groups, in several files if one would be too large; drop one that alone is too large."""
-        dropped, path = self._gateway.sessions.dropped["equal"], ""
+        dropped, path = self._gateway.sessions.dropped[EQUAL], ""
         written: list[KeyedGroup[SessionGroup]] = []
         for part, encoded in encoded_parts(with_dropped(groups, dropped, self._file.explorer.reward)):
             names = [group.name for group, _ in part]
@@ -202,7 +202,7 @@ class GatewayService:
         most = reward.most_equal * self._file.explorer_groups if reward.equal_groups == "drop" else 0
         chosen = groups[: max(most - self._equal_dropped, 0)]
         self._equal_dropped += len(chosen)
-        self._drop([group.name for group in chosen], "equal")
+        self._drop([group.name for group in chosen], EQUAL)
         self._measured(chosen)
         return bool(chosen)
 

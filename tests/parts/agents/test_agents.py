@@ -37,6 +37,7 @@ from explorer_hooks.parts.agents.progress import EVERY, RolloutProgress
 from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.parts.agents.serve import limits_of
+from explorer_hooks.parts.agents.sessions import EQUAL
 from explorer_hooks.parts.agents.tables import AgentSection
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
@@ -248,7 +249,8 @@ def test_an_agent_that_ends_long_after_its_group_ends_no_run(tmp_path, monkeypat
     assert bed.run(main) == (True, {"agent": 1})
 
 
-def test_a_group_that_is_written_before_its_last_agent_ends_ends_a_row_of_dropped_ones(tmp_path):
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "equal"])
+def test_a_group_that_is_done_before_its_last_agent_ends_ends_a_row_of_dropped_ones(tmp_path, is_written):
     """The agents give their rewards by HTTP, and go on for a while: to close a browser, for example."""
     bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), group_size=1)
 
@@ -261,8 +263,11 @@ def test_a_group_that_is_written_before_its_last_agent_ends_ends_a_row_of_droppe
                 continue
             await bed.ask(attempt.session, [{"role": "user", "content": "x"}])
             await bed.gateway.reward(attempt.session, {"reward": 1.0})
-            await bed.gateway.begin_batch(1 + number, [attempt.group])
-            await bed.gateway.end_batch([attempt.group])
+            if is_written:
+                await bed.gateway.begin_batch(1 + number, [attempt.group])
+                await bed.gateway.end_batch([attempt.group])
+            else:
+                await bed.gateway.drop(attempt.group, EQUAL)
             assert await schedule.has_ended(attempt)
         return await schedule.is_over()
 
