@@ -62,7 +62,7 @@ class Explorer:
     def turn(self) -> None:
         """Write one batch, or wait until one is allowed."""
         self.follow()
-        if self._allowance.covers(self.pair[1], written(self.writer.job)):
+        if self._allowance.room(self.pair[1], written(self.writer.job)):
             self.writer.write(self._batch())
         else:
             self._wait()

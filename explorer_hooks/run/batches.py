@@ -178,7 +178,7 @@ class BatchMaker:
         if group and not self._is_dropped_as_equal(asked, [experience.reward for experience in group], batch):
             batch.groups[asked.epoch, asked.position] = group
             batch.tokens += sum(len(response.tokens) for response in result.responses)
-            batch.unproven += sum(sum(experience.unproven or ()) for experience in group)
+            batch.unproven += sum(experience.doubted for experience in group)
             batch.unreadable_versions += result.unreadable_versions
             batch.untaught_groups += bool(result.untaught)
             if len(self._tasks.sets) > 1:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from explorer_hooks.run.own_files import Records
+from explorer_hooks.run.own_files import Key, KeyedGroup, Records
 from syncd.errors import UsageError
 from syncd.experience.model import Experience
 from syncd.jobfile.explorer_sections import CurriculumSection, RewardSection
@@ -64,15 +64,17 @@ def are_equal(rewards: Sequence[float]) -> bool:
     return len(set(rewards)) == 1
 
 
-def with_dropped(rows: list[Experience], dropped: int, reward: RewardSection) -> list[Experience]:
+def with_dropped(
+    groups: Sequence[KeyedGroup[Key]], dropped: int, reward: RewardSection
+) -> Sequence[KeyedGroup[Key]]:
     """Return a batch that tells the trainer how many groups of equal rewards were dropped for it, if any may be.
 
     They are shared among its groups, each of which may be trained in another step; the first row of each says it.
     """
     if reward.equal_groups != "drop":
-        return rows
-    share = dropped / len({row.group for row in rows})
-    return [_with_info(row, share) if row.rollout == 0 and row.segment == 0 else row for row in rows]
+        return groups
+    share = dropped / len(groups)
+    return [(key, [_with_info(first, share), *rest]) for key, (first, *rest) in groups]
 
 
 def _with_info(row: Experience, share: float) -> Experience:

@@ -9,7 +9,7 @@ from explorer_hooks.run import pacing
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.pacing import Allowance
-from explorer_hooks.run.weight_sources import WeightSource
+from explorer_hooks.run.weight_sources import PIECE, WeightSource, storage_errors_pass
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import EngineDeadError
 from syncd.jobfile.model import JobFile
@@ -17,8 +17,7 @@ from syncd.jobfile.sections import SyncSection
 from syncd.protocol.job_end import LAST
 from syncd.protocol.version import Pair
 
-PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
-_BREATH = 0.05  # seconds between two asks that are answered at once
+BREATH = 0.05  # seconds between two asks that are answered at once
 
 _POLL = 0.25
 """Seconds between two polls for a version: while groups are being generated, and for the last one."""
@@ -32,6 +31,7 @@ class EngineVersions:
         self.synced_at = batches()
         self._progressed_at = time.monotonic()
         self._published: Pair | None = None
+        self._written = 0  # batches of all explorers, as the storage said last
         # Counted from the very beginning: an explorer that joins later has no separate allowance.
         self._allowance = Allowance(0, 0, file.data.groups / file.explorer_groups, pacing.ahead_of(file))
 
@@ -54,7 +54,9 @@ class EngineVersions:
         return self.source.may_work() and self.permitted() is not None
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:
-        outcome = self.source.update(timeout, ask=ask)
+        outcome = TurnOutcome("nothing")
+        with storage_errors_pass():
+            outcome = self.source.update(timeout, ask=ask)
         if outcome.kind == "applied":
             self.mark_synced()
             self._read_newest()
@@ -65,11 +67,7 @@ class EngineVersions:
 
     def room(self) -> int:
         """Return how many further batches the trainer needs now."""
-        return self._allowance.room(self._step, pacing.written(self.source.client.job))
-
-    def count_as_one(self, files: int) -> None:
-        """Count files as one batch: it was too large for one, and the trainer needs no fewer groups."""
-        self._allowance = self._allowance.forgiven(max(files - 1, 0))
+        return self._allowance.room(self._step, self._count_written())
 
     def renew_allowance(self, patience: float) -> bool:
         """Allow further batches if no version came for long, and return whether that is so.
@@ -84,7 +82,12 @@ class EngineVersions:
         return is_due
 
     def _restart_allowance(self) -> None:
-        self._allowance = self._allowance.restarted(self._step, pacing.written(self.source.client.job))
+        self._allowance = self._allowance.restarted(self._step, self._count_written())
+
+    def _count_written(self) -> int:
+        with storage_errors_pass():
+            self._written = pacing.written(self.source.client.job)
+        return self._written
 
     @property
     def _step(self) -> int:
@@ -134,7 +137,7 @@ class EngineGate:
                     hint=f"syncd status {self._versions.source.client.job.root}",
                 )
             if self.update(PIECE).kind == "ended":
-                time.sleep(_BREATH)
+                time.sleep(BREATH)
         return False
 
     def update(self, timeout: float, *, ask: bool = False) -> TurnOutcome:

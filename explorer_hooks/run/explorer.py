@@ -2,38 +2,32 @@
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import attrgetter
 
 import structlog
 
 from explorer_hooks.run import pacing
 from explorer_hooks.run.batches import BatchMaker, ExplorerBatch
 from explorer_hooks.run.curriculum import with_dropped
-from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
+from explorer_hooks.run.engine_gate import BREATH, EngineGate, EngineVersions
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.own_files import (
+    KeyedGroup,
     Records,
     TaskCursor,
     TaskLedger,
     batch_figures,
+    encoded_parts,
     record_batch,
-    warn_split,
 )
 from explorer_hooks.run.pacing import Next
+from explorer_hooks.run.weight_sources import PIECE
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import UsageError
-from syncd.experience.model import Experience
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import label_of
 
-TURN = 1.0  # seconds of one wait, and so the longest delay of a signal
-_BREATH = 0.05  # seconds between two asks that the trainer answers at once
-
 _LOG = structlog.get_logger()
-
-PlacedGroup = tuple[tuple[int, int], Sequence[Experience]]  # a group by epoch and position of its task
 
 
 class Explorer:
@@ -95,29 +89,25 @@ class Explorer:
         seconds = time.monotonic() - begin
         if not self._is_published(batch):
             return
-        before = self._ledger.writer.upcoming
-        rows = with_dropped(batch.experiences, batch.dropped["equal"], self._settings.reward)
-        groups = [list(group) for _, group in groupby(rows, attrgetter("group"))]
-        path = self._write(list(zip(sorted(batch.groups), groups, strict=True)), then)
-        self._versions.count_as_one(self._ledger.writer.upcoming - before)
+        groups = with_dropped(sorted(batch.groups.items()), batch.dropped["equal"], self._settings.reward)
+        path = self._write(groups, then)
         self._batches.done(batch)
         self._record(batch, path, seconds)
         self._gate.evaluate()
         if self._sync.style is SyncStyle.FULLY_ASYNC:
             self._gate.update(0.0)
 
-    def _write(self, groups: Sequence[PlacedGroup], then: TaskCursor) -> str:
+    def _write(self, groups: Sequence[KeyedGroup[tuple[int, int]]], then: TaskCursor) -> str:
         """Write groups, in several files if one would be too large, and return the path of the last one."""
-        try:
-            return self._ledger.write([row for _, rows in groups for row in rows], then)
-        except UsageError as error:
-            if len(groups) == 1:
-                raise
-            warn_split(len(groups), error)
-        half = len(groups) // 2
-        (epoch, position), _ = groups[half - 1]
-        self._write(groups[:half], self._ledger.cursor.behind(epoch, position, batch=False))
-        return self._write(groups[half:], then)
+        path = ""
+        for part, encoded in encoded_parts(groups):
+            if isinstance(encoded, UsageError):
+                raise encoded
+            place, _ = part[-1]
+            is_last = place == groups[-1][0]
+            behind = then if is_last else self._ledger.cursor.behind(*place, batch=False)
+            path = self._ledger.write(encoded, behind, is_rest=bool(path))
+        return path
 
     def _is_published(self, batch: ExplorerBatch) -> bool:
         """Return whether a batch may be written; if not, its tasks are done again."""
@@ -135,16 +125,16 @@ class Explorer:
     def _wait(self, *, is_due: bool) -> None:
         """Wait a little for a version; while one is due or there is no room, nothing is generated."""
         begin = time.monotonic()
-        outcome = self._gate.update(TURN, ask=self._sync.style is SyncStyle.EXPLORER_DRIVEN)
+        outcome = self._gate.update(PIECE, ask=self._sync.style is SyncStyle.EXPLORER_DRIVEN)
         took = time.monotonic() - begin
         self._waited += took
-        answered = outcome.kind == "nothing" and took < TURN
+        answered = outcome.kind == "nothing" and took < PIECE
         if is_due and (outcome.kind in ("applied", "refused", "gone", "failed") or answered):
             self._versions.mark_synced()
         if self._versions.renew_allowance(self._settings.patience):
             _LOG.info("allowance_renewed", seconds=self._settings.patience)
-        if took < _BREATH:
-            time.sleep(_BREATH)
+        if took < BREATH:
+            time.sleep(BREATH)
 
     # --- the end ----------------------------------------------------------------------------------------------
 

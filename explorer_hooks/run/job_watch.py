@@ -2,7 +2,7 @@
 
 import time
 
-from explorer_hooks.run.weight_sources import WeightSource
+from explorer_hooks.run.weight_sources import WeightSource, storage_errors_pass
 from syncd.errors import TimedOutError
 from syncd.protocol.job_end import LastVersion, read_end
 
@@ -34,8 +34,10 @@ class JobWatch:
         return end.reason if end is not None and has_come else ""
 
     def _trainer_is_gone(self) -> bool:
-        client = self._source.client
-        if client.trainer_requires_weight_sync() is None:
+        client, is_gone = self._source.client, False
+        with storage_errors_pass():
+            is_gone = client.trainer_requires_weight_sync() is None
+        if is_gone:
             return True
         now = time.monotonic()
         if client.trainers.last():

@@ -8,21 +8,29 @@ a restart sees from the next free number whether the batch was written, whenever
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
+from explorer_hooks.run.weight_sources import storage_errors_pass
 from syncd import jsonl
 from syncd.client.client import Client
 from syncd.errors import ConfigError, UsageError, storage_errors
 from syncd.experience.model import Experience
+from syncd.experience.table import encode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.disk import MISSING, Disk
 from syncd.protocol.documents import encode, read_document, record_from
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
+
+Key = TypeVar("Key")
+KeyedGroup = tuple[Key, Sequence[Experience]]
+"""The rows of a group, and what names it."""
+EncodedPart = tuple[Sequence[KeyedGroup[Key]], bytes | UsageError]
+"""Groups with the bytes of their batch, or of one group why it alone is too large."""
 
 STATE, METRICS, EVALUATIONS = "state.json", "metrics.jsonl", "evaluations.jsonl"
 """How far the tasks are done; a line for each batch; a line for each evaluation."""
@@ -71,14 +79,25 @@ def batch_figures(rewards: Sequence[float], tokens: int, seconds: float) -> dict
 def record_batch(metrics: Records, client: Client, path: str, line: Mapping[str, Any]) -> None:
     metrics.add(line)
     shown = {key: value for key, value in line.items() if key != "at"}
-    client.describe({"explorer": shown}, now=False)
+    with storage_errors_pass():
+        client.describe({"explorer": shown}, now=False)
     structlog.get_logger().info("batch_written", path=path, **shown)
 
 
-def warn_split(groups: int, error: UsageError) -> None:
-    """Warn of groups that make a batch which is too large, and that become two."""
-    hint = "a smaller explorer.groups"
-    structlog.get_logger().warning("batch_split", groups=groups, problem=str(error), hint=hint)
+def encoded_parts(groups: Sequence[KeyedGroup[Key]]) -> Iterator[EncodedPart[Key]]:
+    """Yield groups with the bytes of their batch: all of them, or halves where that would be too large."""
+    try:
+        encoded: bytes | UsageError = encode_batch([row for _, rows in groups for row in rows])
+    except UsageError as error:
+        if len(groups) > 1:
+            hint = "a smaller explorer.groups"
+            structlog.get_logger().warning("batch_split", groups=len(groups), problem=str(error), hint=hint)
+            half = len(groups) // 2
+            yield from encoded_parts(groups[:half])
+            yield from encoded_parts(groups[half:])
+            return
+        encoded = error
+    yield groups, encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +167,10 @@ class TaskLedger:
         """Return the id of a task's group, unique in the job."""
         return f"{self.writer.explorer}-{self.state.run}/{epoch}.{position}"
 
-    def write(self, experiences: Sequence[Experience], then: TaskCursor) -> str:
-        """Write a batch durably, advance the cursor, and return the batch's path."""
+    def write(self, encoded: bytes, then: TaskCursor, *, is_rest: bool = False) -> str:
+        """Write a batch, or the rest of one, durably, advance the cursor, and return the batch's path."""
         self._save(replace(self.state, pending=self.writer.upcoming, then=then))
-        path = self.writer.write(experiences)
+        path = self.writer.write_encoded(encoded, is_rest=is_rest)
         self.state = replace(self.state, cursor=then)
         return path
 

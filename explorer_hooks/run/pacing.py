@@ -23,12 +23,6 @@ class Allowance:
         allowed = (step - self.step + 1 + self.ahead) * self.batches
         return max(math.ceil(allowed - (written - self.written)), 0)
 
-    def covers(self, step: int, written: int) -> bool:
-        return self.room(step, written) > 0
-
-    def forgiven(self, batches: int) -> "Allowance":
-        return replace(self, written=self.written + batches)
-
     def restarted(self, step: int, written: int) -> "Allowance":
         return replace(self, step=step, written=written)
 
@@ -77,12 +71,14 @@ def ahead_of(file: JobFile) -> int:
 
 
 def written(job: Job) -> int:
-    """Return how many batches all explorers of a job have written, including those already used."""
-    newest = (
-        max(
-            batch_paths.numbers(job, batch_paths.batches(job, name))
-            | {batch_paths.consumed_through(job, name)}
-        )
-        for name in batch_paths.explorers(job)
-    )
-    return sum(newest)
+    """Return how many batches all explorers of a job have written, including those already used.
+
+    One that was too large for a file counts once: the trainer needs no fewer groups.
+    """
+    return sum(_written(job, name) for name in batch_paths.explorers(job))
+
+
+def _written(job: Job, explorer: str) -> int:
+    numbers = batch_paths.numbers(job, batch_paths.batches(job, explorer))
+    newest = max(numbers | {batch_paths.consumed_through(job, explorer)})
+    return newest - batch_paths.rest_files(job, explorer)

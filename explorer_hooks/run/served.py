@@ -8,10 +8,9 @@ import random
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterated
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 
 import structlog
 
@@ -22,6 +21,7 @@ from explorer_hooks.hooks.http_engine import UNTOLD
 from explorer_hooks.hooks.sglang_lora import SGLangLoraHook
 from explorer_hooks.hooks.vllm_lora import LoraHook
 from explorer_hooks.http_client import HttpClient, Reply
+from explorer_hooks.run.asking import TICK, AskingThreads
 from explorer_hooks.run.generation import (
     BEFORE_THE_FIRST,
     Generator,
@@ -43,7 +43,7 @@ from explorer_hooks.run.server_apis import (
 )
 from explorer_hooks.run.token_versions import TokenVersions, parse_spans, versions_of
 from syncd.client.sync_policy import SyncStyle
-from syncd.errors import ConfigError, EngineUnreachableError, SyncdError
+from syncd.errors import ConfigError, EngineUnreachableError
 from syncd.jobfile.model import JobFile
 from syncd.protocol.version import Pair
 
@@ -53,7 +53,6 @@ MAX_ANSWER = 512 << 20
 """Bytes of the longest answer: all responses of a group, with about a hundred bytes a token."""
 
 _SETTLE = 2.0  # seconds that a group waits for an engine on no applied version if nobody loads one meanwhile
-_TICK = 0.05  # seconds between two polls for results
 
 _BACKOFF, _LONGEST = 0.5, 15.0
 _RANDOM = random.Random()  # noqa: S311 - spreads load, hides nothing
@@ -101,53 +100,15 @@ class ServerGenerator(Generator):
             self._choice.api()
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
-        waiting: SimpleQueue[tuple[int, GroupRequest]] = SimpleQueue()
-        done: SimpleQueue[GroupResult | SyncdError] = SimpleQueue()
-        for numbered in enumerate(requests):
-            waiting.put(numbered)
-        given_up = threading.Event()
-        for _ in range(min(self._concurrency, len(requests))):
-            # Nobody waits for these threads: each may wait as long as a response takes.
-            work = threading.Thread(target=self._work, args=(waiting, done, given_up), daemon=True)
-            work.start()
-        try:
-            yield from self._results(done, len(requests))
-        finally:
-            given_up.set()
+        threads = min(self._concurrency, len(requests))
+        with AskingThreads(self._result, threads, "the engine") as asking:
+            for numbered in enumerate(requests):
+                asking.put(numbered)
+            while asking.is_pending and not self._context.stop():
+                yield asking.next(TICK)
 
-    def _results(
-        self, done: "SimpleQueue[GroupResult | SyncdError]", count: int
-    ) -> Iterator[GroupResult | None]:
-        while count and not self._context.stop():
-            try:
-                result = done.get(timeout=_TICK)
-            except Empty:
-                yield None
-                continue
-            if isinstance(result, SyncdError):
-                raise result
-            count -= 1
-            yield result
-
-    def _work(
-        self,
-        waiting: "SimpleQueue[tuple[int, GroupRequest]]",
-        done: "SimpleQueue[GroupResult | SyncdError]",
-        given_up: threading.Event,
-    ) -> None:
-        while not given_up.is_set():
-            try:
-                index, asked = waiting.get_nowait()
-            except Empty:
-                return
-            try:
-                done.put(self._result(index, asked, given_up))
-            except SyncdError as error:
-                done.put(error)
-            except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
-                done.put(SyncdError(f"asking the engine failed: {error!r}"))
-
-    def _result(self, index: int, asked: GroupRequest, given_up: threading.Event) -> GroupResult:
+    def _result(self, numbered: tuple[int, GroupRequest], given_up: threading.Event) -> GroupResult:
+        index, asked = numbered
         try:
             before = self._await_usable(given_up)
             if before is None:

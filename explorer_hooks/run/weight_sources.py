@@ -1,15 +1,26 @@
 """Where an engine's weights come from: published files. A transport that delivers earlier has a source of its own."""
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from explorer_hooks.follower.follower import Follower, TurnOutcome
 from explorer_hooks.hook import Unproven
 from explorer_hooks.run.generation import BEFORE_THE_FIRST
-from syncd.errors import CorruptDataError
+from syncd.errors import CorruptDataError, JobMissingError, StorageError
 from syncd.protocol.version import Pair
 
 PIECE = 1.0  # seconds of one wait, and so the longest delay of a signal
+
+
+@contextlib.contextmanager
+def storage_errors_pass() -> Iterator[None]:
+    """Suppress errors of the storage, a heartbeat's too; raise that the job is gone, or another one."""
+    try:
+        yield
+    except JobMissingError:
+        raise
+    except (StorageError, OSError):
+        pass
 
 
 class WeightSource:
@@ -66,7 +77,10 @@ class WeightSource:
         """Wait, within bounds, until what runs is published or given up."""
 
     def newest(self) -> Pair | None:
-        with contextlib.suppress(CorruptDataError):  # the daemon is about to replace it
+        with (
+            contextlib.suppress(CorruptDataError),
+            storage_errors_pass(),
+        ):  # the daemon is about to replace what is damaged
             version = self.client.latest_version()
             return version.pair if version else None
         return None

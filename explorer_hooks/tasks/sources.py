@@ -14,10 +14,12 @@ from explorer_hooks.tasks.hugging_face import read_data_set
 from explorer_hooks.tasks.order import NamedSet, Tasks
 from explorer_hooks.tasks.task import Task, TaskSet
 from syncd.errors import ConfigError
+from syncd.experience.model import MAX_NAME
 from syncd.jobfile.task_sets import HUGGING_FACE, SET, TaskSetSection
 from syncd.protocol.digest import hasher
 
 _ANSWER = TaskSetSection.model_fields["answer_key"].default
+_SHOWN = 40  # characters of an id
 _OF_ROWS = frozenset({"prompt_key", "answer_key", "id_key"})
 _OF_DATA_SETS = frozenset({"split", "subset"})
 _OF_GENERATORS = frozenset({"size", "seed", "options"})
@@ -30,6 +32,8 @@ def open_tasks(sections: Sequence[TaskSetSection], directory: str = "") -> Tasks
     names = _names(sections)
     _check_weights(sections)
     opened = [_opened(section, name, directory) for section, name in zip(sections, names, strict=True)]
+    for section, tasks in zip(sections, opened, strict=True) if len(sections) > 1 else ():
+        _check_ids(tasks, section)
     weights = [section.weight or len(tasks) for section, tasks in zip(sections, opened, strict=True)]
     return Tasks(tuple(map(NamedSet, names, opened, weights)))
 
@@ -44,6 +48,16 @@ def _names(sections: Sequence[TaskSetSection]) -> list[str]:
         hint = f'name = "{twice[0]}-2"'
         raise ConfigError(f'two sets of tasks are called "{twice[0]}"', hint=hint)
     return names
+
+
+def _check_ids(tasks: TaskSet, section: TaskSetSection) -> None:
+    """Raise if an id is too long for an experience once the name of its set is before it."""
+    if section.source.startswith(f"{GENERATOR}:"):
+        return  # ids of generated tasks are short, and each of them is made only when it is taken
+    longest = max((tasks[at].id for at in range(len(tasks))), key=len)
+    if len(f"{section.shown_name}/{longest}") > MAX_NAME:
+        text = f"with the name of its set, the id {longest[:_SHOWN]}... has more than {MAX_NAME} characters"
+        raise ConfigError(text, path=section.source, hint=f'name = "SHORTER", or a shorter {section.id_key}')
 
 
 def _check_weights(sections: Sequence[TaskSetSection]) -> None:

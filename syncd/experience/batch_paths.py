@@ -2,7 +2,8 @@
 
 JOB/experiences/<explorer>/<seq>.parquet are batches; directories that begin with a dot are the protocol's own:
 `.writers` (half-written batches, one directory a writer process), `.consumed` (how far the trainer has removed an
-explorer's batches), `.archive` (consumed batches that are kept) and `.rejected` (files set aside, with a reason).
+explorer's batches), `.rest` (how many of an explorer's batches have the rest of one that was too large), `.archive`
+(consumed batches that are kept) and `.rejected` (files set aside, with a reason).
 """
 
 import re
@@ -59,10 +60,7 @@ def numbers(job: Job, directory: str) -> set[int]:
 
 def consumed_through(job: Job, explorer: str) -> int:
     """Return the number up to which the trainer has removed batches; a damaged file says nothing."""
-    try:
-        return read_document(job.disk, _consumed(job, explorer)).integer("through")
-    except (*MISSING, CorruptDataError):
-        return 0
+    return _integer(job, _consumed(job, explorer), "through")
 
 
 def mark_consumed(job: Job, explorer: str, through: int) -> None:
@@ -70,5 +68,21 @@ def mark_consumed(job: Job, explorer: str, through: int) -> None:
     write_document(job.disk, _consumed(job, explorer), {"through": through})
 
 
+def rest(job: Job, explorer: str) -> str:
+    return f"{root(job)}/.rest/{explorer}.json"
+
+
+def rest_files(job: Job, explorer: str) -> int:
+    """Return how many of an explorer's batches have the rest of one that was too large for a file."""
+    return _integer(job, rest(job, explorer), "files")
+
+
 def _consumed(job: Job, explorer: str) -> str:
     return f"{root(job)}/.consumed/{explorer}.json"
+
+
+def _integer(job: Job, path: str, name: str) -> int:
+    try:
+        return read_document(job.disk, path).integer(name)
+    except (*MISSING, CorruptDataError):
+        return 0

@@ -123,6 +123,11 @@ class Experience:
         return bytes(map(gt, self.action_mask, self.unproven))  # type: ignore[return-value]  # as masks are stored
 
     @property
+    def doubted(self) -> int:
+        """Return how many tokens the model chose that are not trained on, because they are unproven."""
+        return 0 if self.unproven is None else sum(self.action_mask) - sum(self.learnt)
+
+    @property
     def versions(self) -> set[Pair]:
         """Return the versions that had a part in it."""
         return {(self.generation, self.step), *((span.generation, span.step) for span in self.spans)}

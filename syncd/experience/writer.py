@@ -10,6 +10,7 @@ from syncd.experience import batch_paths
 from syncd.experience.model import Experience
 from syncd.experience.table import encode_batch
 from syncd.protocol.disk import MISSING, exists, list_if_there, remove_tree
+from syncd.protocol.documents import encode
 from syncd.protocol.layout import Job, check_identity
 
 
@@ -38,6 +39,12 @@ class ExperienceWriter(Closing):
             job.disk.make_directory(batch_paths.batches(job, explorer))
             self.upcoming = self._first_free()
             """The number of the next batch: above all that this identity's writers ever made visible."""
+            self._rest_files = batch_paths.rest_files(job, explorer)
+
+    @property
+    def written(self) -> int:
+        """Return how many batches this identity has written; one that was too large for a file counts once."""
+        return self.upcoming - 1 - self._rest_files
 
     def replace(self, path: str, data: bytes) -> None:
         """Replace a file that belongs to this explorer, durably; fenced as its batches are.
@@ -62,8 +69,15 @@ class ExperienceWriter(Closing):
         """
         return self.write_encoded(encode_batch(experiences))
 
-    def write_encoded(self, data: bytes) -> str:
-        """Write the bytes of a batch durably and return its path; errors as those of `write`."""
+    def write_encoded(self, data: bytes, *, is_rest: bool = False) -> str:
+        """Write the bytes of a batch durably and return its path; errors as those of `write`.
+
+        `is_rest` says that the batch before was too large for a file, and that this is the rest of it.
+        """
+        if is_rest:
+            document = encode({"files": self._rest_files + 1})
+            self.replace(batch_paths.rest(self.job, self.explorer), document)
+            self._rest_files += 1
         path = batch_paths.batch(self.job, self.explorer, self.upcoming)
         try:
             self.job.disk.replace(path, data, via=self._place)

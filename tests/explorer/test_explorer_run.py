@@ -1,6 +1,7 @@
 """`explorer run` with a real daemon: styles, evaluation, pacing and its end, here and as processes of its own."""
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ from support.waiting import until as eventually
 
 from explorer_hooks.cli.main import run as command_line
 from explorer_hooks.run import own_files as own
+from explorer_hooks.run import pacing
 from explorer_hooks.run.load import load_file
 from explorer_hooks.run.run import run
 from explorer_hooks.run.tokens import open_tokens
@@ -36,7 +38,8 @@ from syncd.experience.table import decode_batch
 from syncd.protocol.disk import MISSING
 from syncd.protocol.engine_state import EngineState, engine_report_of
 from syncd.protocol.job_end import JobEnd, mark_finished
-from syncd.protocol.presence import RunningStatus
+from syncd.protocol.local_disk import LocalDisk
+from syncd.protocol.presence import RunningStatus, path_of
 from syncd.protocol.probe import Probe, write_base_probe
 from syncd.synchronizer import Synchronizer
 
@@ -396,6 +399,49 @@ def test_a_batch_that_is_too_large_for_a_file_is_written_as_several_and_counts_a
     assert [steps for steps in steps_of(world, "e0") if steps == [2]] == [[2]] * 2 * GROUPS
     state = json.loads(Path(own.own_path(world.job, "e0", own.STATE)).read_text())
     assert (state["then"]["batches"], state["then"]["position"]) == (4, 4 * GROUPS)
+    assert pacing.written(world.job) == 4, "other explorers, and this one after a restart, count four too"
+
+
+@pytest.mark.parametrize("unread", ["experiences", "version.json", "trainers"])
+def test_one_passing_read_error_ends_no_explorer(world, weights, file, monkeypatch, unread):
+    failed = []
+
+    def failing(read):
+        def call(disk, path, *more, **options):
+            is_explorer = threading.current_thread() is threading.main_thread()
+            is_due = os.path.exists(batch_paths.batch(world.job, "e0", 1)) and not failed
+            if is_explorer and is_due and os.path.basename(path) == unread:
+                failed.append(path)
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return read(disk, path, *more, **options)
+
+        return call
+
+    for name in ("read", "list"):
+        monkeypatch.setattr(LocalDisk, name, failing(getattr(LocalDisk, name)))
+    trainer = Trainer(world, weights, steps=4)
+    assert explore(file, "e0", "--explorer.max_batches", "4") == "max_batches"
+    trainer.end()
+    assert len(failed) == 1
+
+
+def test_an_ask_that_cannot_be_written_for_a_moment_ends_no_explorer(world, weights, file, monkeypatch):
+    failed, replace = [], LocalDisk.replace
+
+    def failing(disk, path, *more, **options):
+        is_explorer = threading.current_thread() is threading.main_thread()
+        is_due = os.path.exists(batch_paths.batch(world.job, "e0", 1)) and len(failed) < 5
+        if is_explorer and is_due and path == path_of(world.job.explorers, "e0"):
+            failed.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return replace(disk, path, *more, **options)
+
+    monkeypatch.setattr(LocalDisk, "replace", failing)
+    trainer = Trainer(world, weights, steps=4, style="explorer_driven")
+    more = ("--explorer.max_batches", "4", "--sync.style", "explorer_driven")
+    assert explore(file, "e0", *more) == "max_batches"
+    trainer.end()
+    assert len(failed) == 5
 
 
 def test_groups_whose_reward_fails_are_dropped_and_replaced(world, weights, file, tmp_path):

@@ -17,9 +17,11 @@ from explorer_hooks.run import own_files as own
 from explorer_hooks.run.own_files import LedgerState, Records, TaskCursor, TaskLedger
 from explorer_hooks.tasks.order import epochs
 from explorer_hooks.tasks.sources import open_tasks
+from syncd.client.client import Client
 from syncd.errors import ConfigError, CorruptDataError, FencedError
 from syncd.experience import batch_paths
-from syncd.experience.table import decode_batch
+from syncd.experience.model import MAX_NAME
+from syncd.experience.table import decode_batch, encode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.jobfile.task_sets import TaskSetSection
 from syncd.protocol.layout import Job
@@ -50,6 +52,28 @@ def test_tasks_keep_all_fields_of_their_line(tmp_path):
     assert (first.id, first.prompt, first.answer, first.info) == ("a", "1+1=", "2", {"level": 3})
     assert (second.id, second.prompt, second.answer, second.text) == ("line-3", messages, 7, "3+4?")
     assert len(read(path, limit=1)) == 1
+
+
+def test_an_id_that_no_experience_can_have_behind_the_name_of_its_set_is_refused_before_work(tmp_path):
+    longest = "x" * (MAX_NAME - len("long/"))
+    path = lines(tmp_path, {"prompt": "1+1=", "id": "a"}, {"prompt": "1+1=", "id": longest})
+    sections = [TaskSetSection(source=path, name=name) for name in ("long", "longer")]
+    assert len(read(path, name="longer")) == 2, "one set alone has ids without its name"
+    assert open_tasks([sections[0], TaskSetSection(source=path, name="b")])[1].id == f"long/{longest}"
+    with pytest.raises(
+        ConfigError, match=r"with the name of its set, the id x+\.\.\. has more than 256"
+    ) as caught:
+        open_tasks(sections)
+    assert (caught.value.path, 'name = "SHORTER"' in caught.value.hint) == (path, True)
+
+
+def test_a_heartbeat_that_has_failed_does_not_end_what_records_a_batch(tmp_path):
+    job = Job.at(tmp_path)
+    with Client.open(job.root, "explorer", "e0", heartbeat=False) as client:
+        client.own("explorer", "test").attempt(lambda: os.stat(tmp_path / "missing"))
+        metrics = Records.own(job, "e0", own.METRICS)
+        own.record_batch(metrics, client, "1.parquet", {"batch": 1})
+        assert metrics.all() == [{"batch": 1}]
 
 
 def test_prompt_and_answer_keys_can_be_renamed(tmp_path):
@@ -146,7 +170,7 @@ def work(job, batches, size=2):
         cursor = ledger.cursor
         groups = [ledger.group(cursor.epoch, cursor.position + number) for number in range(size)]
         made = [experience(group=group) for group in groups]
-        ledger.write(made, cursor.behind(cursor.epoch, cursor.position + size - 1, batch=True))
+        ledger.write(encode_batch(made), cursor.behind(cursor.epoch, cursor.position + size - 1, batch=True))
 
 
 def written(job):
@@ -198,11 +222,11 @@ def test_the_draws_of_a_position_follow_from_a_fixed_text():
 def test_a_later_process_of_the_same_identity_fences_the_earlier_one(tmp_path):
     job = Job.at(tmp_path)
     early = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
-    early.write([experience()], TaskCursor(0, 1, 1))
+    early.write(encode_batch([experience()]), TaskCursor(0, 1, 1))
     late = TaskLedger.open(ExperienceWriter(job, "e0"), TASKS, SEED)
     before = Path(own.own_path(job, "e0", own.STATE)).read_bytes()
     with pytest.raises(FencedError):
-        early.write([experience()], TaskCursor(0, 2, 2))
+        early.write(encode_batch([experience()]), TaskCursor(0, 2, 2))
     assert Path(own.own_path(job, "e0", own.STATE)).read_bytes() == before
     assert late.cursor == TaskCursor(0, 1, 1)
 

@@ -8,7 +8,7 @@ from support.experiences import make, whole_group, write
 
 from syncd.errors import FencedError, StorageError, UsageError
 from syncd.experience import batch_paths
-from syncd.experience.table import decode_batch
+from syncd.experience.table import decode_batch, encode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
 from syncd.protocol.local_disk import LocalDisk
@@ -40,6 +40,17 @@ def test_batch_numbers_continue_after_a_restart(job):
         os.unlink(batch_paths.batch(job, "e0", seq))
     os.unlink(f"{batch_paths.rejected(job, 'e0')}/3.parquet")
     assert write(job, "e0", [make()])[0].endswith("/5.parquet")
+
+
+def test_the_rest_of_a_batch_is_no_batch_of_its_own_also_after_a_restart(job):
+    data = encode_batch([make()])
+    with ExperienceWriter(job, "e0") as writer:
+        for is_rest in (False, True, False, True, True):
+            writer.write_encoded(data, is_rest=is_rest)
+        assert (writer.upcoming, writer.written) == (6, 2)
+    with ExperienceWriter(job, "e0") as writer:
+        writer.write_encoded(data)
+        assert (writer.upcoming, writer.written) == (7, 3)
 
 
 def test_a_writer_refuses_an_invalid_identity_or_a_missing_job(job, tmp_path):

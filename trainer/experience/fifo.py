@@ -59,8 +59,7 @@ class Fifo(SampleStrategy):
         ages = tuple(age for age, rollout in zip(oldest, rollouts, strict=True) for _ in rollout)
         numbers = tuple(number for number, group in enumerate(groups) for _ in group.experiences)
         self._ages = [age for age in oldest if age is not None]
-        disputed = [segment for segment in experiences if segment.unproven is not None]
-        self._unproven = sum(sum(segment.action_mask) - sum(segment.learnt) for segment in disputed)
+        self._unproven = sum(segment.doubted for segment in experiences)
         return Batch(experiences, numbers, tuple(map(staleness.weight, ages)), ages, origins)
 
     def state_dict(self) -> dict[str, Any]:

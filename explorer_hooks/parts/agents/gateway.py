@@ -131,7 +131,7 @@ class Gateway:
             raise conflict(f"attempt {now.attempt} of the rollout is {now.state}")
         name = secrets.token_hex(16)
         ids = {"group": asked.group, "task": asked.task, "rollout": asked.rollout, "attempt": asked.attempt}
-        durable = self._applied({"kind": "session", "session": name, **ids})
+        durable = self._record({"kind": "session", "session": name, **ids})
         session = self.sessions.by_id[name]
         await durable
         return described(session)
@@ -220,9 +220,6 @@ class Gateway:
         await self._record({"kind": "written", "groups": groups, "reported": True})
         return {**figures, "refused": refused}
 
-    async def give_up_batch(self) -> None:
-        await self._record({"kind": "written", "groups": []})
-
     def dropped(self) -> dict[str, int]:
         return dict(self.sessions.all_dropped())
 
@@ -300,7 +297,7 @@ class Gateway:
         number = parent.number if parent else None
         fields = {"group": session.group, "number": len(session.turns), "parent": number}
         fields |= {"prompt": added, "earlier": earlier, "most": limit}
-        durable = self._applied({**record, **fields, **({"tools": tools} if tools else {})})
+        durable = self._record({**record, **fields, **({"tools": tools} if tools else {})})
         turn = session.turns[-1]
         versions = result.versions_of(result.responses[0]).first(len(turn.tokens))
         if versions.pending is not None:
@@ -382,10 +379,8 @@ class Gateway:
     async def _tokenized(self, call: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call, *args)
 
-    async def _record(self, record: dict[str, Any]) -> None:
-        await self._applied(record)
-
-    def _applied(self, record: dict[str, Any]) -> "asyncio.Future[None]":
+    def _record(self, record: dict[str, Any]) -> "asyncio.Future[None]":
+        """Take a record, and return what is there once it is durable."""
         durable = self._journal.append(record)
         self.sessions.apply(record, time.monotonic())
         return durable

@@ -37,8 +37,17 @@ _PAUSE = 0.1  # seconds until it is asked again whether there is an attempt to p
 def run_agents(file: JobFile, health: str | None = None) -> str:
     """Have agents play tasks, and return why that ended; `health`: HOST:PORT of health checks, None for none."""
     log.configure(file.explorer.log, sys.stderr)
+    with Stop().on_signals() as stop:
+        try:
+            return _opened_and_played(file, stop, health)
+        except ConfigError:
+            if stop():  # an environment that is being loaded is given up
+                return "told to stop"
+            raise
+
+
+def _opened_and_played(file: JobFile, stop: Stop, health: str | None) -> str:
     with (
-        Stop().on_signals() as stop,
         closing(_open_player(file, stop)) as player,
         closing(open_reward(file)) as scorer,
         open_evaluation(file, scorer) as sets,
@@ -178,7 +187,7 @@ class AgentThreads:
         self, attempt: Attempt, score: Score, task: dict[str, Any], causes: Sequence[Attempt] = ()
     ) -> None:
         """End an attempt with its reward, or abandon it because of those of its episode that went wrong."""
-        if self._http.call(self._schedule.is_rewarded(attempt)):
+        if self._http.call(self._schedule.has_ended(attempt)):
             return
         why = "agent"
         if self._judge is not None and not score.problem:

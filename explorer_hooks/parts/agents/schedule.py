@@ -13,7 +13,7 @@ import structlog
 from explorer_hooks.parts.agents.api_errors import ApiError
 from explorer_hooks.parts.agents.driver import SessionRequest
 from explorer_hooks.parts.agents.gateway import Gateway
-from explorer_hooks.parts.agents.sessions import SessionGroup, Turn
+from explorer_hooks.parts.agents.sessions import EQUAL, WRITTEN, SessionGroup, Turn
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.scoring import ScoredText
 from explorer_hooks.tasks.order import Tasks
@@ -96,9 +96,10 @@ class AgentSchedule:
             return
         self._end(attempt)
 
-    async def is_rewarded(self, attempt: Attempt) -> bool:
-        """Return whether the agent gave the reward by HTTP; then the attempt has ended, however the agent did."""
-        if self._gateway.session(attempt.session)["state"] != "rewarded":
+    async def has_ended(self, attempt: Attempt) -> bool:
+        """Return whether the agent gave the reward by HTTP, or the group is over, however the agent ended."""
+        session = self._gateway.sessions.by_id.get(attempt.session)
+        if session is not None and session.state != "rewarded":
             return False
         self._end(attempt)
         return True
@@ -106,8 +107,10 @@ class AgentSchedule:
     def _end(self, attempt: Attempt) -> None:
         self._playing.discard((attempt.group, attempt.rollout))
         self._failures.pop((attempt.group, attempt.rollout), None)
-        group = self._gateway.sessions.groups.get(attempt.group)
-        if group is not None and group.is_whole(self._gateway.limits.group_size):
+        sessions = self._gateway.sessions
+        group = sessions.groups.get(attempt.group)
+        is_whole = group is not None and group.is_whole(self._gateway.limits.group_size)
+        if is_whole or sessions.over.get(attempt.group) in (WRITTEN, EQUAL):
             self._dropped_in_row = 0
 
     async def failed(
@@ -126,8 +129,8 @@ class AgentSchedule:
         key = (attempt.group, attempt.rollout)
         details = {"problem": problem, **({"limit": limit} if limit else {})}
         _LOG.warning("attempt_failed", group=attempt.group, rollout=attempt.rollout, **details)
-        await self._gateway.abandon(attempt.session)
         if attempt.group in self._gateway.sessions.groups:
+            await self._gateway.abandon(attempt.session)
             self._failures[key] += 1
             if limit:
                 await self._give_up(attempt.group, limit)

@@ -68,7 +68,7 @@ def opened_gateway(
         journal = opened.enter_context(TurnJournal(directory))
         run = GatewayRun(writer, journal, tasks or PlayedTasks())
         sessions = run.resumed()
-        versions = EngineVersions(followed.source, lambda: writer.upcoming - 1, followed.file)
+        versions = EngineVersions(followed.source, lambda: writer.written, followed.file)
         demand = GroupDemand()
         maker = opened.enter_context(
             closing(open_maker(followed, tokens, versions, stop, file.algorithm.temperature))

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,19 +14,27 @@ from explorer_hooks.parts.agents.http_thread import HttpThread
 from explorer_hooks.parts.agents.progress import RolloutProgress
 from explorer_hooks.parts.agents.rows import added_times, experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun
-from explorer_hooks.parts.agents.sessions import SessionGroup
+from explorer_hooks.parts.agents.sessions import EQUAL, SessionGroup
 from explorer_hooks.run.curriculum import TaskMean, are_equal, with_dropped
 from explorer_hooks.run.engine_gate import EngineGate, EngineVersions
 from explorer_hooks.run.held_out import VersionWatcher
 from explorer_hooks.run.job_watch import JobWatch
 from explorer_hooks.run.open_explorer import FollowedEngine
-from explorer_hooks.run.own_files import METRICS, Records, batch_figures, record_batch, warn_split
+from explorer_hooks.run.own_files import (
+    METRICS,
+    KeyedGroup,
+    Records,
+    batch_figures,
+    encoded_parts,
+    record_batch,
+)
 from explorer_hooks.run.tokens import Tokens
 from explorer_hooks.stopping import Stop
 from explorer_hooks.tasks.order import set_figures
 from syncd.client.sync_policy import SyncStyle
 from syncd.errors import SyncdError, UsageError
 from syncd.experience.model import Experience
+from syncd.experience.table import rollouts
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.version import label_of
 
@@ -142,7 +150,7 @@ class GatewayService:
         if self._stop():
             return "told to stop"
         most = self._file.explorer.max_batches
-        if most is not None and self._writer.upcoming > most:
+        if most is not None and self._writer.written >= most:
             return "max_batches"
         return watch.reason()
 
@@ -154,53 +162,39 @@ class GatewayService:
         equal = [group for group in groups if are_equal(group.rewards)]
         if equal and self._drop_equal(equal):
             return True
-        rows_by_group = {group.name: self._rows(group) for group in groups}
-        self._drop([name for name, rows in rows_by_group.items() if not rows], "experience")
-        batch = [row for rows in rows_by_group.values() for row in rows]
-        if not batch or not all(rows_by_group.values()):
+        made = [(group, self._rows(group)) for group in groups]
+        unusable = [group.name for group, rows in made if not rows]
+        self._drop(unusable, "experience")
+        if unusable or not made:
             return bool(groups)
-        if not self._source.are_published(set().union(*(row.versions for row in batch))):
-            self._drop(rows_by_group, "unpublished")
-            return True
-        before = self._writer.upcoming
-        self._write_groups(groups, rows_by_group)
-        self._versions.count_as_one(self._writer.upcoming - before)
+        if self._source.are_published({pair for _, rows in made for row in rows for pair in row.versions}):
+            self._write_groups(made)
+        else:
+            self._drop([group.name for group in groups], "unpublished")
         return True
 
-    def _write_groups(
-        self, groups: Sequence[SessionGroup], rows_by_group: Mapping[str, Sequence[Experience]]
-    ) -> None:
-        """Write groups, in several batches if one would be too large; drop one that alone is too large."""
-        names = [group.name for group in groups]
-        batch = [row for name in names for row in rows_by_group[name]]
-        if not self._http.call(self._gateway.begin_batch(self._writer.upcoming, names)):
-            return
-        dropped, reward = self._gateway.sessions.dropped["equal"], self._file.explorer.reward
-        try:
-            path = self._writer.write(with_dropped(batch, dropped, reward))
-        except UsageError as error:
-            self._http.call(self._gateway.give_up_batch())
-            self._divide(groups, rows_by_group, error)
-            return
+    def _write_groups(self, groups: Sequence[KeyedGroup[SessionGroup]]) -> None:
+        """Write groups, in several files if one would be too large; drop one that alone is too large."""
+        dropped, path = self._gateway.sessions.dropped[EQUAL], ""
+        written: list[KeyedGroup[SessionGroup]] = []
+        for part, encoded in encoded_parts(with_dropped(groups, dropped, self._file.explorer.reward)):
+            names = [group.name for group, _ in part]
+            if isinstance(encoded, UsageError):
+                _LOG.warning("group_unusable", group=names[0], problem=str(encoded))
+                self._drop(names, "experience")
+            elif self._http.call(self._gateway.begin_batch(self._writer.upcoming, names)):
+                path = self._writer.write_encoded(encoded, is_rest=bool(path))
+                written += part
+        if written:
+            self._end_batch(path, written)
+
+    def _end_batch(self, path: str, written: Sequence[KeyedGroup[SessionGroup]]) -> None:
+        groups = [group for group, _ in written]
         self._measure_room()
         self._measured(groups)
         self._equal_dropped = 0
-        self._record(path, batch, self._http.call(self._gateway.end_batch(names)), groups)
-
-    def _divide(
-        self,
-        groups: Sequence[SessionGroup],
-        rows_by_group: Mapping[str, Sequence[Experience]],
-        error: UsageError,
-    ) -> None:
-        if len(groups) == 1:
-            _LOG.warning("group_unusable", group=groups[0].name, problem=str(error))
-            self._drop([groups[0].name], "experience")
-            return
-        warn_split(len(groups), error)
-        half = len(groups) // 2
-        for part in (groups[:half], groups[half:]):
-            self._write_groups(part, rows_by_group)
+        figures = self._http.call(self._gateway.end_batch([group.name for group in groups]))
+        self._record(path, [row for _, rows in written for row in rows], figures, groups)
 
     def _drop_equal(self, groups: Sequence[SessionGroup]) -> bool:
         """Drop groups of equal rewards, as many as may be dropped for one batch; return whether any was."""
@@ -208,7 +202,7 @@ class GatewayService:
         most = reward.most_equal * self._file.explorer_groups if reward.equal_groups == "drop" else 0
         chosen = groups[: max(most - self._equal_dropped, 0)]
         self._equal_dropped += len(chosen)
-        self._drop([group.name for group in chosen], "equal")
+        self._drop([group.name for group in chosen], EQUAL)
         self._measured(chosen)
         return bool(chosen)
 
@@ -250,16 +244,18 @@ class GatewayService:
         groups: Sequence[SessionGroup],
     ) -> None:
         seconds, self._began = time.monotonic() - self._began, time.monotonic()
-        rollouts = [row for row in batch if row.segment == 0]
+        segments = list(rollouts(batch))
+        firsts = [rows[0] for rows in segments]
+        oldest = [min(min(row.versions) for row in rows) for rows in segments]
         tokens = sum(sum(row.action_mask) for row in batch)
         line = {
-            "batch": self._writer.upcoming - 1,
-            **batch_figures([row.reward for row in rollouts], tokens, seconds),
+            "batch": self._writer.written,
+            **batch_figures([row.reward for row in firsts], tokens, seconds),
             "segments": len(batch),
-            "versions": dict(Counter(label_of((row.generation, row.step)) for row in rollouts)),
+            "versions": dict(Counter(map(label_of, oldest))),
             "untrained_turns": sum(row.info.get("untrained_turns", 0) for row in batch),
-            "unproven_tokens": sum(sum(row.unproven or ()) for row in batch),
-            "tools": _tools(rollouts),
+            "unproven_tokens": sum(row.doubted for row in batch),
+            "tools": _tools(firsts),
             "equal_groups": sum(are_equal(group.rewards) for group in groups),
             "skipped": self._skipped(),
             "task_sets": self._task_sets(groups),

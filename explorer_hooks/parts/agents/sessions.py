@@ -35,6 +35,7 @@ MOST_TOOLS = 16  # names of tools whose times are kept, of a turn and of a rollo
 _TOOL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 WRITTEN = "written"  # what became of a group that is in a batch
+EQUAL = "equal"  # what became of a whole group that is in none because its rewards are all the same
 
 MOST_ENDED = 10_000
 """Sessions of groups that are over of which is known how they ended: for requests that come twice."""

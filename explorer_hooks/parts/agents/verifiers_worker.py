@@ -147,11 +147,11 @@ async def episode(env: Any, task: Any, asked: Mapping[str, Any]) -> dict[str, An
         async with asyncio.timeout(asked["timeout"]):
             [slot] = env.slots(task)
             played = await env.run_slot(slot, context, on_trace=begins)
+        return _rewards(env, played, address, asked["sessions"])
     except TimeoutError:
         return {"problem": f"it took more than {asked['timeout']:g} s"}
     except Exception as error:  # noqa: BLE001 - whatever an environment raises costs its attempt
         return {"problem": _problem(type(error).__name__, error)}
-    return _rewards(env, played, address, asked["sessions"])
 
 
 def _is_trained(trace: Any, address: str) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterated
 from contextlib import closing
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import structlog
@@ -16,13 +15,12 @@ import structlog
 from explorer_hooks.http_client import HttpClient
 from explorer_hooks.parts.evaluation.tables import TeacherSection
 from explorer_hooks.proof.server_probes import CompletionsProbe, GenerateProbe, ServerProbe
+from explorer_hooks.run.asking import TICK, AskingThreads
 from explorer_hooks.run.generation import Generator, GroupRequest, GroupResult, Sampling
 from explorer_hooks.run.served import ASK, MAX_ANSWER, api_key, backoff, served_model
 from explorer_hooks.run.tokens import Tokens
-from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError, SyncdError
+from syncd.errors import ConfigError, EngineUnreachableError, LoadFailedError
 from syncd.jobfile.model import JobFile
-
-_TICK = 0.05  # seconds between two polls for results
 
 _LOG = structlog.get_logger()
 
@@ -113,69 +111,22 @@ class TaughtGenerator(Generator):
 
     def generate(self, requests: Sequence[GroupRequest]) -> "Iterated[GroupResult | None]":
         """Yield each result once, as soon as the teacher has read it, and None every so often."""
-        reading = _Reading(self._teacher)
-        # Nobody waits for these threads: each may wait as long as an answer takes.
-        count = min(self._teacher.concurrency, len(requests))
-        for _ in range(count):
-            threading.Thread(target=reading.work, daemon=True).start()
-        try:
-            with closing(self._inner.generate(requests)) as results:
-                for result in results:
-                    if result is None or result.problem:
-                        yield result
-                    else:
-                        reading.begin(result, requests[result.index].prompt)
-                    yield from reading.done()
+        threads = min(self._teacher.concurrency, len(requests))
+        with (
+            AskingThreads(self._taught, threads, "the teacher") as reading,
+            closing(self._inner.generate(requests)) as results,
+        ):
+            for result in results:
+                if result is None or result.problem:
+                    yield result
+                else:
+                    reading.put((result, requests[result.index].prompt))
+                yield from iter(reading.next, None)
             while reading.is_pending and not self._stop():
-                yield from reading.done(_TICK) or (None,)
-        finally:
-            reading.give_up(count)
+                yield reading.next(TICK)
 
-
-class _Reading:
-    """Groups on their way through the teacher: one thread begins them, several read them."""
-
-    def __init__(self, teacher: Teacher) -> None:
-        self._teacher, self._given_up, self._pending = teacher, threading.Event(), 0
-        self._waiting: SimpleQueue[tuple[GroupResult, Sequence[int]] | None] = SimpleQueue()
-        self._done: SimpleQueue[GroupResult | SyncdError] = SimpleQueue()
-
-    @property
-    def is_pending(self) -> bool:
-        return self._pending > 0
-
-    def begin(self, result: GroupResult, prompt: Sequence[int]) -> None:
-        self._pending += 1
-        self._waiting.put((result, prompt))
-
-    def done(self, seconds: float = 0.0) -> list[GroupResult]:
-        """Return the groups that are read, after at most so many seconds."""
-        results: list[GroupResult] = []
-        while self._pending:
-            try:
-                result = self._done.get(timeout=0.0 if results else seconds)
-            except Empty:
-                break
-            if isinstance(result, SyncdError):
-                raise result
-            self._pending -= 1
-            results.append(result)
-        return results
-
-    def work(self) -> None:
-        while (asked := self._waiting.get()) is not None and not self._given_up.is_set():
-            try:
-                self._done.put(self._teacher.taught(*asked, self._given_up))
-            except SyncdError as error:
-                self._done.put(error)
-            except Exception as error:  # noqa: BLE001 - the consumer would wait for ever
-                self._done.put(SyncdError(f"asking the teacher failed: {error!r}"))
-
-    def give_up(self, threads: int) -> None:
-        """End the threads, each after the request that it waits for."""
-        self._given_up.set()
-        for _ in range(threads):
-            self._waiting.put(None)
+    def _taught(self, asked: tuple[GroupResult, Sequence[int]], given_up: threading.Event) -> GroupResult:
+        return self._teacher.taught(*asked, given_up)
 
 
 def _require_no_adapters(server: HttpClient) -> None:

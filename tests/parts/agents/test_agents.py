@@ -37,6 +37,7 @@ from explorer_hooks.parts.agents.progress import EVERY, RolloutProgress
 from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.parts.agents.serve import limits_of
+from explorer_hooks.parts.agents.sessions import EQUAL
 from explorer_hooks.parts.agents.tables import AgentSection
 from explorer_hooks.parts.agents.turns import TurnMaker
 from explorer_hooks.run.curriculum import DIFFICULTY, Curriculum
@@ -203,16 +204,19 @@ def test_the_agent_of_the_page_has_a_reward_also_at_a_limit(tmp_path):
     assert (len(session.turns), session.reward, session.attempt) == (2, 0.0, 0)
 
 
+def schedule_of(tmp_path, bed, *, tasks=4, retries=0, max_failures=99):
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(tasks)))
+    opened = open_tasks([TaskSetSection(source=str(tmp_path / "tasks.jsonl"))])
+    curriculum = Curriculum(CurriculumSection(), Records(str(tmp_path / "difficulty.jsonl")), "")
+    limits = ScheduleLimits(1, retries, max_failures)
+    return AgentSchedule(bed.gateway, opened, None, limits, lambda _: True, curriculum)
+
+
 def test_what_the_schedule_knows_of_failures_goes_with_their_groups(tmp_path):
     bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), group_size=2)
-    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "{n}"}}\n' for n in range(4)))
-    tasks = open_tasks([TaskSetSection(source=str(tmp_path / "tasks.jsonl"))])
-    curriculum = Curriculum(CurriculumSection(), Records(str(tmp_path / "difficulty.jsonl")), "")
 
     async def main(bed):
-        schedule = AgentSchedule(
-            bed.gateway, tasks, None, ScheduleLimits(1, 1, 99), lambda _: True, curriculum
-        )
+        schedule = schedule_of(tmp_path, bed, retries=1)
         for at in range(8):  # all rollouts of three groups fail twice, those of the last one once
             one, other = [(await schedule.next())[0] for _ in range(2)]
             if at < 7:
@@ -226,6 +230,48 @@ def test_what_the_schedule_knows_of_failures_goes_with_their_groups(tmp_path):
         return len(schedule._failures), dict(bed.sessions.dropped)
 
     assert bed.run(main) == (0, {"agent": 3})
+
+
+def test_an_agent_that_ends_long_after_its_group_ends_no_run(tmp_path, monkeypatch):
+    """By then the gateway has forgotten its session: it knows how the last ten thousand ended."""
+    monkeypatch.setattr("explorer_hooks.parts.agents.sessions.MOST_ENDED", 0)
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), group_size=2)
+
+    async def main(bed):
+        schedule = schedule_of(tmp_path, bed, tasks=1)
+        (one,), (other,) = await schedule.next(), await schedule.next()
+        assert not await schedule.has_ended(other)
+        await schedule.failed(one, "no idea")
+        assert await schedule.has_ended(other)
+        await schedule.failed(other, "it took more than 600 s")
+        return await schedule.is_over(), dict(bed.sessions.dropped)
+
+    assert bed.run(main) == (True, {"agent": 1})
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "equal"])
+def test_a_group_that_is_done_before_its_last_agent_ends_ends_a_row_of_dropped_ones(tmp_path, is_written):
+    """The agents give their rewards by HTTP, and go on for a while: to close a browser, for example."""
+    bed = GatewayBed(tmp_path / "state", ScriptedEngine(lambda _: [7, 0]), group_size=1)
+
+    async def main(bed):
+        schedule = schedule_of(tmp_path, bed, max_failures=2)
+        for number in range(4):
+            (attempt,) = await schedule.next()
+            if number % 2:
+                await schedule.failed(attempt, "no idea")
+                continue
+            await bed.ask(attempt.session, [{"role": "user", "content": "x"}])
+            await bed.gateway.reward(attempt.session, {"reward": 1.0})
+            if is_written:
+                await bed.gateway.begin_batch(1 + number, [attempt.group])
+                await bed.gateway.end_batch([attempt.group])
+            else:
+                await bed.gateway.drop(attempt.group, EQUAL)
+            assert await schedule.has_ended(attempt)
+        return await schedule.is_over()
+
+    assert bed.run(main)
 
 
 @pytest.mark.parametrize("agent", [True, False], ids=["run", "serve"])

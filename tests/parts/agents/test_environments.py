@@ -1,21 +1,25 @@
 """Environments as agents without verifiers: what is refused, groups that are played together, sessions by header."""
 
+import asyncio
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from support.gateway_bed import GatewayBed, ScriptedEngine
 from support.served_process import MINUTES
 from support.synchronizers import eventually
 
+from explorer_hooks.parts.agents import verifiers_worker
 from explorer_hooks.parts.agents.environment import EnvironmentPlayer
 from explorer_hooks.parts.agents.environment_process import EnvironmentSettings
-from explorer_hooks.parts.agents.run_agents import AgentThreads
+from explorer_hooks.parts.agents.run_agents import AgentThreads, run_agents
 from explorer_hooks.parts.agents.schedule import AgentSchedule, ScheduleLimits
 from explorer_hooks.run.curriculum import Curriculum
 from explorer_hooks.run.load import load_file
@@ -71,6 +75,22 @@ def test_an_interpreter_without_verifiers_is_refused_with_what_to_install(tmp_pa
         EnvironmentPlayer(
             EnvironmentSettings("sums", {}, {}, "/no/python", []), 1.0, 1, "policy", lambda: False
         )
+
+
+LOADING = """#!/bin/sh
+read asked
+kill -TERM EXPLORER
+read nothing
+"""
+
+
+def test_a_signal_while_an_environment_loads_is_no_fault_of_the_file(tmp_path):
+    python, path = tmp_path / "python", tmp_path / "job.toml"
+    python.write_text(LOADING.replace("EXPLORER", str(os.getpid())))
+    python.chmod(0o700)
+    agent = f'{ENVIRONMENT}\npython = "{python}"'
+    path.write_text(JOB.format(dir=tmp_path, agent=agent, explorer=""))
+    assert run_agents(load_file(str(path))) == "told to stop"
 
 
 DYING = """#!/bin/sh
@@ -227,6 +247,23 @@ def played_together(tmp_path, bed, player, retries=1, tasks=2):
                 assert time.monotonic() < end
                 time.sleep(0.02)
     assert agents.failure is None
+
+
+def test_an_environment_that_raises_while_its_rewards_are_read_costs_its_episode_and_no_other(monkeypatch):
+    """Without an answer the process would be killed once the time is over, with all that it plays meanwhile."""
+
+    def complete(_played):
+        raise KeyError("stages")
+
+    async def run_slot(_slot, _context, on_trace):
+        return SimpleNamespace(traces=[], errors=[])
+
+    made = SimpleNamespace(EvalClientConfig=lambda **_: None, ModelContext=lambda **_: None)
+    for name in ("verifiers", "verifiers.v1"):
+        monkeypatch.setitem(sys.modules, name, made)
+    env = SimpleNamespace(slots=lambda task: [task], run_slot=run_slot, complete=complete)
+    asked = {"sessions": [], "base_url": "http://127.0.0.1:9/v1", "model": "policy", "timeout": MINUTES}
+    assert asyncio.run(verifiers_worker.episode(env, "task", asked)) == {"problem": "KeyError: 'stages'"}
 
 
 def bed_of(tmp_path, size=3, **limits):

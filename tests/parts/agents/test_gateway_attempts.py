@@ -167,8 +167,6 @@ def test_each_dropped_group_is_reported_once_however_often_the_gateway_is_killed
         await bed.ask(session, HELLO)
         await bed.gateway.reward(session, {"reward": 1.0})
         await bed.gateway.begin_batch(1, ["c"])
-        await bed.gateway.give_up_batch()
-        await bed.gateway.begin_batch(1, ["c"])
         return (await bed.gateway.end_batch(["c"]))["dropped"]
 
     async def drop_one(bed):

@@ -25,11 +25,14 @@ from explorer_hooks.parts.agents.journal import NAME
 from explorer_hooks.parts.agents.rows import experiences_of
 from explorer_hooks.parts.agents.run_record import GatewayRun, PlayedTasks
 from explorer_hooks.parts.agents.service import GatewayParts, GatewayService, GroupDemand
+from explorer_hooks.run import pacing
+from explorer_hooks.run.own_files import METRICS, Records
 from syncd.errors import EngineDeadError, StorageError, TimedOutError, UsageError
 from syncd.experience import batch_paths, table
 from syncd.experience.table import decode_batch
 from syncd.experience.writer import ExperienceWriter
 from syncd.protocol.layout import Job
+from syncd.protocol.version import label_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1,  "b": [2]}}</tool_call>'
@@ -270,8 +273,7 @@ class WritingService:
         file = SimpleNamespace(explorer_groups=groups, sync=None, explorer=explorer, data=data)
         client = SimpleNamespace(describe=lambda *_, **__: None)
         source = SimpleNamespace(unproven={}, are_published=are_published, client=client)
-        self.files_of_a_batch = []
-        versions = SimpleNamespace(room=lambda: 1, count_as_one=self.files_of_a_batch.append)
+        versions = SimpleNamespace(room=lambda: 1)
         run = GatewayRun(writer, bed.journal, PlayedTasks())
         followed = SimpleNamespace(file=file, source=source)
         parts = followed, None, versions, GroupDemand(), writer, run, bed.gateway, http, lambda: False
@@ -317,8 +319,83 @@ def test_groups_that_make_a_batch_too_large_are_written_as_several_and_one_that_
         batches = [decode_batch(writer.job.disk.read(path, 1 << 20), path) for path in paths]
         names = [[row.group.rpartition("/")[2] for row in batch] for batch in batches]
         assert names == [["a", "a"], ["b"], ["d"]]
-        assert service.files_of_a_batch == [3]
+        assert pacing.written(writer.job) == writer.written == 1, (
+            "other explorers count them as one batch too"
+        )
+        (line,) = Records.own(writer.job, "e0", METRICS).all()
+        assert (line["batch"], line["rollouts"], line["segments"]) == (1, 3, 4)
+        assert line["dropped"] == {"experience": 1}
         assert (bed.gateway.dropped(), bed.sessions.pending) == ({"experience": 1}, {})
+
+
+def test_of_a_split_batch_what_was_not_written_before_a_kill_is_written_after_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "MAX_ROWS", 1)
+    (tmp_path / "job").mkdir()
+    job, write = Job.at(str(tmp_path / "job")), ExperienceWriter.write_encoded
+
+    def killed_at_the_second(writer, data, **more):
+        if writer.upcoming > 1:
+            raise KeyboardInterrupt
+        return write(writer, data, **more)
+
+    monkeypatch.setattr(ExperienceWriter, "write_encoded", killed_at_the_second)
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    with bed.serving() as (driver, http), ExperienceWriter(job, "e0") as writer:
+        for group in ("a", "b"):
+            session = driver.session(group, 0)
+            driver.post(f"/s/{session['session']}/v1/chat/completions", {"messages": HELLO})
+            driver.reward(session, 1.0)
+        with pytest.raises(KeyboardInterrupt):
+            WritingService(bed, http, writer, 2).write(2)
+    monkeypatch.setattr(ExperienceWriter, "write_encoded", write)
+    again = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    with again.serving() as (_, http), ExperienceWriter(job, "e0") as writer:
+        again.sessions.apply(again.sessions.settled(writer.upcoming))
+        assert (again.sessions.over, list(again.sessions.groups)) == ({"a": "written"}, ["b"])
+        assert WritingService(again, http, writer, 1).write(1)
+        assert (writer.upcoming, again.sessions.over) == (3, {"a": "written", "b": "written"})
+
+
+def test_unproven_tokens_that_two_segments_share_are_counted_once(tmp_path):
+    bed = GatewayBed(tmp_path / "state", numbered(), group_size=1)
+    (tmp_path / "job").mkdir()
+
+    async def branched(bed):
+        session = await bed.session("g")
+        _, history = await bed.ask(session, HELLO)
+        for text in ("left", "right"):
+            await bed.ask(session, [*history, then(text)])
+        (first, *_) = bed.sessions.by_id[session].turns
+        first.unproven = [True] * len(first.tokens)
+        await bed.gateway.reward(session, {"reward": 1.0})
+        return len(first.tokens)
+
+    with bed.serving() as (_, http), ExperienceWriter(Job.at(str(tmp_path / "job")), "e0") as writer:
+        doubted = http.call(branched(bed))
+        assert WritingService(bed, http, writer, 1).write(1)
+        (line,) = Records.own(writer.job, "e0", METRICS).all()
+    assert (line["segments"], line["unproven_tokens"]) == (2, doubted)
+
+
+def test_a_rollout_is_counted_by_the_oldest_version_of_all_its_segments(tmp_path):
+    steps = iter([3, 4, 5])
+    engine = ScriptedEngine(lambda _: [10, 11, 0], step=lambda: next(steps))
+    bed = GatewayBed(tmp_path / "state", engine, group_size=1)
+    (tmp_path / "job").mkdir()
+
+    async def branched(bed):
+        session = await bed.session("g")
+        _, history = await bed.ask(session, HELLO)
+        for messages in ([then("anew")], [*history, then("on")]):
+            await bed.ask(session, messages)
+        await bed.gateway.reward(session, {"reward": 1.0})
+
+    with bed.serving() as (_, http), ExperienceWriter(Job.at(str(tmp_path / "job")), "e0") as writer:
+        http.call(branched(bed))
+        assert [row.step for row in rows(bed)] == [4, 3]
+        assert WritingService(bed, http, writer, 1).write(1)
+        (line,) = Records.own(writer.job, "e0", METRICS).all()
+    assert line["versions"] == {label_of((1, 3)): 1}
 
 
 def test_idle_groups_are_dropped_and_turns_are_bounded(tmp_path):
