@@ -77,10 +77,8 @@ class WeightSource:
         """Wait, within bounds, until what runs is published or given up."""
 
     def newest(self) -> Pair | None:
-        with (
-            contextlib.suppress(CorruptDataError),
-            storage_errors_pass(),
-        ):  # the daemon is about to replace what is damaged
+        # The daemon is about to replace what is damaged.
+        with contextlib.suppress(CorruptDataError), storage_errors_pass():
             version = self.client.latest_version()
             return version.pair if version else None
         return None
