@@ -22,6 +22,7 @@ from trainer.config.schedule import critic_schedule_steps, schedule_steps
 from trainer.config.strategies import strategy_of
 from trainer.engines.verl import settings
 from trainer.engines.verl.refusals import refusals
+from trainer.whole_models import whole_models
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
@@ -59,7 +60,7 @@ class Model(Answering, Protocol):
 
 
 def build_model(config: JobFile, device: str, *, forward_only: bool = False) -> Model:
-    with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
+    with refusals(config.model.path, has_adapters=config.model.lora.rank > 0), whole_models():
         return _policy(config, device, forward_only=forward_only)
 
 
@@ -81,7 +82,7 @@ def _policy(config: JobFile, device: str, *, forward_only: bool) -> Model:
 def build_critic(config: JobFile, device: str) -> Model:
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    with refusals(critic_path(config)):
+    with refusals(critic_path(config)), whole_models(new=settings.VALUE_HEAD_NAME):
         model = build_part(
             "value_model",
             config.engine.strategy,
