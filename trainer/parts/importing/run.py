@@ -5,14 +5,14 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.loader import COMMAND_LINE, Layer, parse_overrides
 from syncd.jobfile.model import KEYS, JobFile
 from trainer.config.algorithms import SFT
-from trainer.config.load import LOADER, load_config, resolved
+from trainer.config.load import LOADER, resolved
 from trainer.parts.importing.apply import Entry, Outcome, Refusal, apply, is_below
 from trainer.parts.importing.job_text import job_text
 from trainer.parts.importing.read_source import read_setting, read_source, resolve
@@ -80,12 +80,10 @@ def import_config(
     text = job_text(outcome.entries, _head(table, path))
     config = _checked(text, to or "job.toml")
     if to is not None:
-        with storage_errors(to):
-            os.makedirs(os.path.dirname(os.path.abspath(to)), exist_ok=True)
-    if export is not None:
-        export(config)
-    if to is not None:
-        _write(text, to)
+        with _new_file(to) as file:
+            if export is not None:
+                export(config)
+            file.write(text)
     return Imported(table, outcome, text)
 
 
@@ -214,9 +212,16 @@ def _checked(text: str, path: str) -> JobFile:
         raise ConfigError(f"what the file says cannot be trained here: {error.message}", hint=hint) from error
 
 
-def _write(text: str, path: str) -> None:
-    with storage_errors(path), open(path, "x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    load_config(path)
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[TextIO]:
+    """Yield a new file, which is removed if it cannot be written or what its job starts from cannot be exported."""
+    with storage_errors(path):
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path, "x", encoding="utf-8") as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                os.unlink(path)
+                raise
