@@ -202,6 +202,20 @@ def test_a_task_set_that_is_no_data_set_is_left_to_the_user(taskset: str, import
     assert "the tasks: --explorer.tasks FILE" in importer.said
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("buffer.explorer_input.default_workflow_type=[math_workflow]", "is not text"),
+        ("monitor.monitor_type=[null]", "monitor.monitor_type: has null among its values"),
+    ],
+)
+def test_a_value_that_has_no_counterpart_in_toml_or_among_workflows_is_refused(
+    setting: str, words: str, importer: Importer
+) -> None:
+    text = _trinity("{path: openai/gsm8k}", "simple_workflow")
+    assert words in importer.refusal("rft.yaml", text, "--set", setting)
+
+
 def test_orders_of_trinity_are_ours_or_the_users_choice(importer: Importer) -> None:
     for kind, expected in (("sequential", False), ("shuffle", True)):
         taskset = f"{{path: x/y, task_selector: {{selector_type: {kind}, seed: 5}}}}"
