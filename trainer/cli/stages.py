@@ -7,11 +7,10 @@ import click
 
 from syncd.errors import UsageError
 from trainer.cli.train import job_command, show
+from trainer.launch.rank_env import read_rank_env
 
 if TYPE_CHECKING:
     from syncd.jobfile.model import JobFile
-
-_LAUNCHED = ("RANK", "SLURM_PROCID")
 
 
 @job_command
@@ -64,9 +63,9 @@ def stages(
 
 
 def _refuse_ranks() -> None:
-    for name in _LAUNCHED:
-        if name in os.environ:
-            raise UsageError(
-                f"{name} is set: this is one rank of several, and stages are started once",
-                hint=f"start it without torchrun and srun, or unset {name}",
-            )
+    rank_env = read_rank_env(os.environ)
+    if rank_env.origin != "alone":
+        raise UsageError(
+            f"this is rank {rank_env.rank} of {rank_env.world_size}, and stages are started once",
+            hint="start it without torchrun and srun",
+        )
