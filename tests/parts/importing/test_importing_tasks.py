@@ -409,3 +409,9 @@ def test_options_that_only_a_run_of_the_script_would_tell_are_refused(
     script = f"{assignments}\nLR=1 LR=2 WORDS=a\nWORDS+=b\n{command}"
     assert "MORE: depends on what only the script's run would tell" in importer.refusal("run.sh", script)
     assert importer.run("run.sh", script, "--without", "MORE") == 0
+
+
+def test_a_value_to_which_the_script_appends_is_refused(importer: Importer) -> None:
+    command = f"python3 -m verl.trainer.main_ppo {_verl()}".replace("'/runs/x'", "$RUNS")
+    said = importer.refusal("run.sh", f"RUNS=/runs/x\nRUNS+=-seed2\n{command}")
+    assert "trainer.default_local_dir: depends on what only the script's run would tell" in said

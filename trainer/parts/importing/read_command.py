@@ -19,8 +19,7 @@ from trainer.parts.importing.read_yaml import read_scalar
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)=(.*)", re.DOTALL)
 _DELETED = re.compile(r"~([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)(?:=.*)?", re.DOTALL)
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_CHANGE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z][A-Za-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 _SUM = re.compile(r"\$\(\((.*?)\)\)")
@@ -56,9 +55,9 @@ def read_command(text: str) -> dict[str, Any]:
         if match := _OVERRIDE.fullmatch(word):
             _add(overrides, match[1], _value(match[2], variables))
         elif match := _ASSIGNMENT.fullmatch(word):
-            value = _expanded(match[2], variables)
-            same = match[1] not in variables or variables[match[1]] == value
-            variables[match[1]] = value if same else None
+            name, appends, given = match.groups()
+            value = None if appends else _expanded(given, variables)
+            variables[name] = value if variables.get(name, value) == value else None
         elif match := _DELETED.fullmatch(word):
             _add(overrides, match[1], Unresolved("is deleted by the command"))
     flags = dict[str, Any]()
@@ -89,7 +88,7 @@ def _spliced(words: Sequence[str]) -> tuple[list[str], dict[str, Unresolved]]:
     texts, holders = dict[str, str | None](), set[str]()
     spliced, unknown = list[str](), dict[str, Unresolved]()
     for word in words:
-        if match := _CHANGE.fullmatch(word):
+        if match := _ASSIGNMENT.fullmatch(word):
             name, appends, text = match.groups()
             text = _VARIABLE.sub(lambda other: texts.get(other[1] or other[2]) or other[0], text)
             others = [other[1] or other[2] for other in _VARIABLE.finditer(text)]
