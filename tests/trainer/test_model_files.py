@@ -53,6 +53,9 @@ def test_the_critic_s_model_is_checked_too(write, tmp_path):
     check_model(load_config(write(critic)))
     (tmp_path / "critic/model.safetensors").unlink()
     assert "weights are missing: model.safetensors" in refused(write(critic))
+    (tmp_path / "critic/model.safetensors.index.json").write_text("{}")
+    assert "it has no table weight_map" in (said := refused(write(critic)))
+    assert "critic.path is a directory: hf download" in said
 
 
 def test_indexed_shards_are_accepted_and_a_missing_one_is_named(write, tmp_path):
