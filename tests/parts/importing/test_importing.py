@@ -374,6 +374,18 @@ def test_nothing_is_overwritten_and_a_taken_directory_is_refused(
     assert run(["import", name, "--without", "no.such"]) == 2
 
 
+def test_a_relative_model_is_looked_for_where_the_job_file_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["import", str(DATA / "verl-ppo.yaml"), "--set", "actor_rollout_ref.model.path=base"]
+    for model, is_said in (("base", True), ("jobs/base", False)):
+        (tmp_path / model).mkdir(parents=True)
+        assert run([*line, "--to", "jobs/job.toml"]) == 0
+        assert ("base is no directory here" in capsys.readouterr().err) == is_said
+        (tmp_path / "jobs/job.toml").unlink()
+
+
 def test_the_directory_of_the_job_file_is_made_before_anything_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

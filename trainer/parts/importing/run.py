@@ -71,7 +71,7 @@ def import_config(
     outcome.refusals += _missing(outcome)
     outcome.refusals += _taken(outcome, to)
     _drop_explorer(outcome)
-    outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome)
+    outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome, to)
     outcome.by_hand |= _taskless(outcome) | _served(outcome) | _warm(outcome)
     _make_room(outcome)
     export = enter_start(outcome, checkpoint, to, resume=resume)
@@ -115,7 +115,7 @@ def _taken(outcome: Outcome, to: str | None) -> Iterator[Refusal]:
     entry = outcome.entries.get("job.dir")
     if entry is None or entry.origin == COMMAND_LINE or not isinstance(entry.value, str):
         return
-    path = os.path.join(os.path.dirname(to or ""), os.path.expanduser(entry.value))
+    path = _seen_from(to, entry.value)
     with contextlib.suppress(OSError):
         if os.listdir(path):
             yield Refusal(
@@ -123,9 +123,14 @@ def _taken(outcome: Outcome, to: str | None) -> Iterator[Refusal]:
             )
 
 
-def _elsewhere(outcome: Outcome) -> dict[str, str]:
+def _seen_from(to: str | None, path: str) -> str:
+    """Return where a path of the job's file leads."""
+    return os.path.join(os.path.dirname(to or ""), os.path.expanduser(path))
+
+
+def _elsewhere(outcome: Outcome, to: str | None) -> dict[str, str]:
     entry = outcome.entries.get("model.path")
-    if entry is None or not isinstance(entry.value, str) or os.path.isdir(os.path.expanduser(entry.value)):
+    if entry is None or not isinstance(entry.value, str) or os.path.isdir(_seen_from(to, entry.value)):
         return {}
     command = f"hf download {entry.value} --local-dir DIR, then --model.path DIR"
     return {entry.origin: f"{entry.value} is no directory here; if it is a name on the hub: {command}"}
