@@ -374,6 +374,20 @@ def test_nothing_is_overwritten_and_a_taken_directory_is_refused(
     assert run(["import", name, "--without", "no.such"]) == 2
 
 
+def test_a_job_that_resumes_a_step_starts_from_it_whatever_the_file_says_of_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "export_training", lambda *_: None)
+    step = tmp_path / "verl/global_step_5"
+    step.mkdir(parents=True)
+    line = ["import", str(DATA / "verl-ppo.yaml"), "--set", "trainer.resume_mode=disable"]
+    assert run([*line, "--to", str(tmp_path / "new.toml")]) == 0
+    assert not load_config(str(tmp_path / "new.toml")).trainer.continue_from_checkpoint
+    resumed = ["--to", str(tmp_path / "resumed.toml"), "--from-checkpoint", str(step), "--resume"]
+    assert run([*line, *resumed]) == 0
+    assert load_config(str(tmp_path / "resumed.toml")).trainer.continue_from_checkpoint
+
+
 def test_a_relative_model_is_looked_for_where_the_job_file_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, res
     if to is None:
         raise UsageError("--from-checkpoint needs --to", hint="its weights go beside the job's file")
     if resume:
+        outcome.entries.pop("trainer.continue_from_checkpoint", None)  # their run may have begun anew
         return partial(export_training, os.path.dirname(path), step)
     return _start_weights(outcome, path, step, to)
 
