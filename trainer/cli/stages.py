@@ -53,10 +53,8 @@ def stages(
     named = {stage.config.model.path for stage in plan.stages if not stage.follows}
 
     def run(job: "JobFile") -> int:
-        recorded = job.model.path not in named
-        check_model(
-            job, trust=trust, recorded=recorded
-        )  # of a stage that follows another it was not there before
+        # Of a stage that follows another it was not there before.
+        check_model(job, trust=trust, recorded=job.model.path not in named)
         return train(job, nproc, allowed=allowed)
 
     ctx.exit(run_stages(plan, run, lambda line: click.echo(line, err=True), allowed))
