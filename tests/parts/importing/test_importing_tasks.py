@@ -400,6 +400,7 @@ def test_options_that_a_variable_of_the_script_holds_count(importer: Importer, s
         'MORE="actor_rollout_ref.actor.grad_clip=0.5"\nMORE+=" algorithm.kl_ctrl.kl_coef=0.1"',
         'A="actor_rollout_ref.actor.grad_clip=0.5"\nA+=" x"\nMORE="$A algorithm.gamma=1.0"',
         'if [ "$1" = long ]; then MORE="actor_rollout_ref.actor.grad_clip=0.5"; else MORE=""; fi',
+        'if [ "$1" = long ]; then MORE="actor_rollout_ref.actor.grad_clip=0.5"; fi',
     ],
 )
 def test_options_that_only_a_run_of_the_script_would_tell_are_refused(
@@ -411,7 +412,17 @@ def test_options_that_only_a_run_of_the_script_would_tell_are_refused(
     assert importer.run("run.sh", script, "--without", "MORE") == 0
 
 
-def test_a_value_to_which_the_script_appends_is_refused(importer: Importer) -> None:
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        "RUNS=/runs/x\nRUNS+=-seed2",
+        'if [ "$1" = short ]; then\n  RUNS=/runs/x\nfi',
+        'RUNS=/runs/x\nfor RUNS in "$@"; do echo $RUNS; done',
+    ],
+)
+def test_a_value_that_only_a_run_of_the_script_would_tell_is_refused(
+    importer: Importer, assignments: str
+) -> None:
     command = f"python3 -m verl.trainer.main_ppo {_verl()}".replace("'/runs/x'", "$RUNS")
-    said = importer.refusal("run.sh", f"RUNS=/runs/x\nRUNS+=-seed2\n{command}")
+    said = importer.refusal("run.sh", f"{assignments}\n{command}")
     assert "trainer.default_local_dir: depends on what only the script's run would tell" in said
