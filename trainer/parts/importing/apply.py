@@ -37,6 +37,10 @@ class Outcome:
     by_hand: dict[str, str] = field(default_factory=dict)  # theirs that are left to the user, with what to do
     refusals: list[Refusal] = field(default_factory=list)  # theirs that cannot be mapped
 
+    def value(self, key: str) -> Any:
+        entry = self.entries.get(key)
+        return None if entry is None else entry.value
+
 
 def apply(
     table: Table, values: Mapping[str, Any], ours: Mapping[str, Any], without: Collection[str] = ()

@@ -137,8 +137,7 @@ def _elsewhere(outcome: Outcome, to: str | None) -> dict[str, str]:
 
 
 def _taskless(outcome: Outcome) -> dict[str, str]:
-    name = outcome.entries.get("algorithm.name")
-    if (name is not None and name.value == SFT) or any(key in outcome.entries for key in TASKS):
+    if outcome.value("algorithm.name") == SFT or any(key in outcome.entries for key in TASKS):
         return {}
     return {
         "the tasks": f"--explorer.tasks FILE, or a data set, a generator, an environment: {DOCS}/tasks.md"
@@ -146,19 +145,20 @@ def _taskless(outcome: Outcome) -> dict[str, str]:
 
 
 def _served(outcome: Outcome) -> dict[str, str]:
-    kind = outcome.entries.get("explorer.engine.kind")
-    if kind is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
+    server = _SERVERS.get(str(outcome.value("explorer.engine.kind")))
+    if server is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
         return {}
-    if kind.value not in _SERVERS:
-        return {}
-    start = f"--explorer.engine.command '{_SERVERS[kind.value]}' has each explorer start one"
+    start = f"--explorer.engine.command '{server}' has each explorer start one"
     return {"the server": f"{start}, --explorer.engine.address URL names one that runs"}
 
 
 def _warm(outcome: Outcome) -> dict[str, str]:
-    names = ("algorithm.temperature", "explorer.engine.kind")
-    temperature, kind = (outcome.entries.get(name) for name in names)
-    if temperature is None or kind is None or temperature.value == 1 or kind.value not in ("vllm", "sglang"):
+    temperature = outcome.entries.get("algorithm.temperature")
+    if (
+        temperature is None
+        or temperature.value == 1
+        or str(outcome.value("explorer.engine.kind")) not in _SERVERS
+    ):
         return {}
     server = "start the server with log-probs at that temperature (vLLM: --logprobs-mode processed_logprobs)"
     return {temperature.origin: f"{server}, and give --explorer.engine.processed_logprobs true"}
@@ -166,22 +166,17 @@ def _warm(outcome: Outcome) -> dict[str, str]:
 
 def _drop_explorer(outcome: Outcome) -> None:
     """Leave out what defaults say of explorers where only examples are learnt."""
-    name = outcome.entries.get("algorithm.name")
-    if name is not None and name.value == SFT:
-        idle = [
-            key
-            for key, entry in outcome.entries.items()
-            if key.startswith("explorer.") and not entry.is_given
-        ]
-        for key in idle:
-            del outcome.entries[key]
+    if outcome.value("algorithm.name") == SFT:
+        entries = outcome.entries.items()
+        outcome.entries = {
+            key: entry for key, entry in entries if entry.is_given or not key.startswith("explorer.")
+        }
 
 
 def _make_room(outcome: Outcome) -> None:
     """Let as many experiences wait as two steps have, where that is more than by default."""
-    sizes = [outcome.entries.get(f"data.{name}") for name in ("groups", "group_size")]
-    if all(size is not None and isinstance(size.value, int) for size in sizes):
-        groups, size = (size.value for size in sizes if size)
+    groups, size = outcome.value("data.groups"), outcome.value("data.group_size")
+    if isinstance(groups, int) and isinstance(size, int):
         if groups * size > KEYS.all["data.max_waiting"].default:
             room = Entry(2 * groups * size, "the experiences of two steps")
             outcome.entries.setdefault("data.max_waiting", room)
@@ -190,8 +185,8 @@ def _make_room(outcome: Outcome) -> None:
 
 def _share_out(outcome: Outcome, groups: int, size: int) -> None:
     """Let several explorers write the batches of a step that is larger than a batch."""
-    kind = outcome.entries.get("explorer.engine.kind")
-    if groups * size <= MAX_ROWS or size > MAX_ROWS or kind is None or "explorer.groups" in outcome.entries:
+    is_open = "explorer.engine.kind" in outcome.entries and "explorer.groups" not in outcome.entries
+    if not is_open or not size <= MAX_ROWS < groups * size:
         return
     own = max(number for number in range(1, MAX_ROWS // size + 1) if groups % number == 0)
     outcome.entries["explorer.groups"] = Entry(own, f"a batch has {MAX_ROWS} rollouts at most")

@@ -33,8 +33,7 @@ def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, res
 
 def _start_weights(outcome: Outcome, path: str, step: int, to: str) -> Export:
     name, origin = f"{os.path.splitext(os.path.basename(to))[0]}-start", f"{path}, exported"
-    enabled = outcome.entries.get("critic.enabled")
-    critic = enabled is not None and enabled.value is True and os.path.isdir(f"{path}/critic")
+    critic = outcome.value("critic.enabled") is True and os.path.isdir(f"{path}/critic")
     outcome.refusals = [refusal for refusal in outcome.refusals if "--model.path" not in refusal.instead]
     outcome.entries["model.path"] = Entry(name, origin)
     if critic:
