@@ -11,6 +11,7 @@ import torch
 from syncd.errors import ConfigError, NonFiniteError
 from syncd.protocol.probe import Probe
 from trainer.sampling import load_tokenizer
+from trainer.whole_models import whole_models
 
 TEXTS = (
     "The harbour was quiet before dawn, and only the gulls on the old pier noticed the small grey boat.",
@@ -121,16 +122,12 @@ def _load_model(directory: str, dtype: str, *, trust: bool) -> Any:
         raise ConfigError("not a Hugging Face model directory: it has no config.json", path=directory)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     options = {"dtype": getattr(torch, dtype), "trust_remote_code": trust, "use_safetensors": True}
-    options["output_loading_info"] = True
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, **options)
+        with whole_models():
+            model: Any = AutoModelForCausalLM.from_pretrained(directory, **options)
     except Exception as error:  # whatever transformers, safetensors and a model's own code raise
         text = str(error).strip().partition("\n")[0]
         raise ConfigError(f"the model cannot be loaded: {text}", path=directory) from error
-    model, info = loaded
-    if info["missing_keys"]:  # transformers draws them at random
-        name = min(info["missing_keys"])
-        raise ConfigError(f"the model cannot be loaded: it has no tensor {name}", path=directory)
     return model.eval()
 
 

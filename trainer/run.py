@@ -31,14 +31,14 @@ from trainer.waiting import DaemonWait
 def run_rank(config: JobFile, rank_env: RankEnv, allowed: Collection[str] = ()) -> int:
     """Train as one rank; return its exit code. Fixed keys in `allowed` may change if the job is not settled yet."""
     configure("warning" if rank_env.rank else "info", sys.stderr)
-    with StopSignals() as stop, join(config, rank_env, allowed) as joined:
+    with StopSignals() as stop:
         try:
-            with _trainer_of(joined, stop) as trainer:
+            with join(config, rank_env, allowed) as joined, _trainer_of(joined, stop) as trainer:
                 trainer.prepare()
                 code = trainer.train()
                 trainer.shutdown()
         except SyncdError as error:
-            if joined.ranks.rank and is_agreed(error):
+            if rank_env.rank and is_agreed(error):
                 return error.exit_code
             raise
         except RuntimeError as error:

@@ -242,8 +242,9 @@ def ppo_on_gpus(bench):
 
 
 def small_critic(bench):
-    """Return what a critic with a smaller vocabulary, and one of a class without a head, are refused with."""
-    found = {}
+    """Return what a critic with a smaller vocabulary, of a class without a head, without a tensor is refused with."""
+    lacking = PPO | {"critic": {"enabled": True, "path": f"{bench.models}/lacking"}}
+    found = {"lacking": refusal(lambda: bench.engine_of(**lacking))}
     for kind, vocabulary in (("Llama", 40), ("GPT2", 61)):
         path = f"{bench.place('critics')}/{kind}-{bench.ranks.rank}"
         config = getattr(transformers, f"{kind}Config")(

@@ -17,7 +17,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Return small models: `untied` with a tokenizer, `tied` with weights in a .bin file, `dropout` that draws."""
+    """Return small models: `untied` with a tokenizer, `tied` with weights in a .bin file, `dropout` that draws.
+
+    `lacking` has all tensors but one, `reshaped` one of another shape.
+    """
     pytest.importorskip("transformers", reason="the trainer needs transformers")
     from support import samples
 
@@ -25,6 +28,8 @@ def models(tmp_path_factory):
     samples.make_model(place / "untied", tied=False, tokenizer=True)
     samples.make_model(place / "tied", tied=True, binary=True)
     samples.make_model(place / "dropout", tied=False, tokenizer=True, dropout=0.3)
+    for name, change in (("lacking", samples.remove_a_tensor), ("reshaped", samples.reshape_a_tensor)):
+        samples.change_weights(samples.make_model(place / name, tied=False, tokenizer=True), change)
     return place
 
 

@@ -109,6 +109,7 @@ def legacy_refused(bench):
     found = {
         name: refusal(lambda tables=tables: bench.engine_of(**tables)) for name, tables in REFUSED.items()
     }
+    found["lacking"] = refusal(lambda: bench.engine_of("lacking"))
     found["rotary"] = refusal(lambda: bench.engine_of(model={"path": _newer_model(bench)}))
     engine = bench.engine_of()
     found["mixed"] = refusal(lambda: engine.train_step(samples.batch_of(1, examples=2)))

@@ -38,6 +38,15 @@ def make_adapter(path, model, **more):
     found.save_pretrained(str(path))
 
 
+def rename_tensors(adapter):
+    """Name an adapter's tensors as those of a model that has this one as its language model."""
+    path = f"{adapter}/adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file(
+        {name.replace("model.layers", "model.language_model.layers"): tensors[name] for name in tensors}, path
+    )
+
+
 def plain_model(bench, adapter=None, model="untied"):
     """Return peft's model with an adapter, trainable; without one, the model itself."""
     base = transformers.AutoModelForCausalLM.from_pretrained(f"{bench.models}/{model}", dtype=torch.float32)
@@ -164,6 +173,9 @@ REFUSED = {
         "model": {"lora": {"rank": 4, "alpha": ALPHA, "adapter": "{models}/adapter", "targets": ["q_proj"]}}
     },
     "no adapter": {"model": {"lora": {"rank": 4, "alpha": ALPHA, "adapter": "{models}/untied"}}},
+    "adapter of another model": {
+        "model": {"lora": {"rank": 4, "alpha": ALPHA, "adapter": "{models}/renamed-adapter"}}
+    },
     "dora": {"model": {"lora": {"rank": 4, "alpha": ALPHA, "adapter": "{models}/dora"}}},
 }
 

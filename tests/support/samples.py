@@ -161,6 +161,23 @@ def make_model(path, *, tied, binary=False, tokenizer=False, dropout=0.0, vocab=
     return str(path)
 
 
+def change_weights(path, change):
+    """Change the weights of a model directory, a table of tensors by name."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(f"{path}/model.safetensors")
+    change(weights)
+    save_file(weights, f"{path}/model.safetensors", {"format": "pt"})
+
+
+def remove_a_tensor(weights):
+    del weights["model.layers.1.mlp.up_proj.weight"]
+
+
+def reshape_a_tensor(weights):
+    weights["lm_head.weight"] = weights["lm_head.weight"][1:].clone()
+
+
 def make_tokenizer(path):
     words = {f"w{number}": number for number in range(VOCAB)}
     model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}

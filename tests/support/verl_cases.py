@@ -398,6 +398,8 @@ def refused(bench):
     found = {
         name: refusal(lambda tables=tables: bench.engine_of(**tables)) for name, tables in REFUSED.items()
     }
+    for which in ("lacking", "reshaped"):
+        found[which] = refusal(lambda which=which: bench.engine_of(which))
     engine = bench.engine_of()
     rows = samples.batch_of(1)
     object.__setattr__(rows.experiences[0], "tokens", [samples.VOCAB] * len(rows.experiences[0].tokens))

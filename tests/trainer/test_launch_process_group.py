@@ -9,8 +9,8 @@ dist = pytest.importorskip("torch.distributed")
 
 from support.launching import Launch  # noqa: E402
 
-from syncd.errors import ConfigError, SyncdError, TimedOutError, TryAgainError  # noqa: E402
-from syncd.transports.ranks import Ranks  # noqa: E402
+from syncd.errors import ConfigError, TimedOutError, TryAgainError  # noqa: E402
+from syncd.transports.ranks import Ranks, is_agreed  # noqa: E402
 from trainer.config import job_config  # noqa: E402
 from trainer.launch import process_group  # noqa: E402
 from trainer.launch.process_group import open_ranks, pick_device  # noqa: E402
@@ -92,17 +92,17 @@ class TestDevice:
             pick_device("cuda", 2)
 
 
-class Told:
-    """Ranks of which one looks at a single message."""
+class Told(Ranks):
+    """Ranks of which one looks at the errors of all."""
 
     world_size = 2
 
-    def __init__(self, rank, message=None):
-        self.rank, self.message = rank, message
+    def __init__(self, rank, errors):
+        self.rank, self.errors = rank, errors
 
-    def broadcast(self, value):
-        self.message = value if self.rank == 0 else self.message
-        return self.message
+    def gather(self, error):
+        self.errors.append(error)
+        return self.errors
 
 
 def test_a_refused_configuration_ends_all_ranks_and_rank_0_reports_it(monkeypatch):
@@ -110,9 +110,8 @@ def test_a_refused_configuration_ends_all_ranks_and_rank_0_reports_it(monkeypatc
         raise ConfigError("it contradicts the job")
 
     monkeypatch.setattr(job_config, "enter_job_dir", refuse)
-    first, place = Told(0), RankEnv(origin="torchrun")
-    with pytest.raises(SyncdError, match="contradicts"):
-        process_group.share_config(None, place, first)
-    with pytest.raises(SystemExit) as caught:
-        process_group.share_config(None, place, Told(1, first.message))
-    assert caught.value.code == 78
+    place, errors = RankEnv(origin="torchrun"), []
+    for rank in (0, 1):
+        with pytest.raises(ConfigError, match="contradicts") as caught:
+            process_group.share_config(None, place, Told(rank, errors))
+        assert is_agreed(caught.value)

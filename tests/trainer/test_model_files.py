@@ -53,6 +53,9 @@ def test_the_critic_s_model_is_checked_too(write, tmp_path):
     check_model(load_config(write(critic)))
     (tmp_path / "critic/model.safetensors").unlink()
     assert "weights are missing: model.safetensors" in refused(write(critic))
+    (tmp_path / "critic/model.safetensors.index.json").write_text("{}")
+    assert "it has no table weight_map" in (said := refused(write(critic)))
+    assert "critic.path is a directory: hf download" in said
 
 
 def test_indexed_shards_are_accepted_and_a_missing_one_is_named(write, tmp_path):
@@ -200,8 +203,7 @@ def test_a_missing_model_is_reported_before_torch_is_imported(write, tmp_path, v
 
 
 def test_a_completed_stage_does_not_need_its_model(write, tmp_path, monkeypatch):
-    for name in ("RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RANK", raising=False)
     file = write('[[stages]]\nname = "a"\n')
     assert run(["stages", file]) == CONFIG
     (tmp_path / "job").mkdir()

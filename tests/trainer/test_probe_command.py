@@ -2,13 +2,13 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="syncd probe needs torch")
 transformers = pytest.importorskip("transformers", reason="syncd probe needs transformers")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
 from support import samples  # noqa: E402
 
 from syncd.protocol.layout import Job  # noqa: E402
@@ -63,30 +63,28 @@ def test_a_directory_without_a_model_is_refused(shell, tmp_path):
     assert shell("probe", tmp_path).code == 78
 
 
-def without_a_tensor(path):
-    weights = load_file(path)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, path, {"format": "pt"})
-
-
-def of_another_shape(path):
-    weights = load_file(path)
-    weights["lm_head.weight"] = weights["lm_head.weight"][1:].clone()
-    save_file(weights, path, {"format": "pt"})
+def cut_off(path):
+    os.truncate(f"{path}/model.safetensors", os.path.getsize(f"{path}/model.safetensors") // 2)
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (without_a_tensor, "it has no tensor model.layers.1.mlp.up_proj.weight"),
-        (of_another_shape, "the model cannot be loaded"),
-        (lambda path: os.truncate(path, os.path.getsize(path) // 2), "the model cannot be loaded"),
+        (
+            partial(samples.change_weights, change=samples.remove_a_tensor),
+            "it has no tensor model.layers.1.mlp.up_proj.weight",
+        ),
+        (
+            partial(samples.change_weights, change=samples.reshape_a_tensor),
+            "its tensor lm_head.weight has another shape than the model's",
+        ),
+        (cut_off, "the model cannot be loaded"),
     ],
     ids=["a tensor is missing", "a tensor has another shape", "the file is cut off"],
 )
 def test_a_damaged_or_incomplete_model_is_refused(shell, tmp_path, damage, reason):
     path = samples.make_model(tmp_path / "model", tied=False, tokenizer=True)
-    damage(f"{path}/model.safetensors")
+    damage(path)
     done = shell("probe", path)
     assert (done.code, done.out) == (78, "")
     assert reason in done.err
@@ -94,9 +92,9 @@ def test_a_damaged_or_incomplete_model_is_refused(shell, tmp_path, damage, reaso
 
 def test_a_model_that_answers_nan_is_refused_with_the_name_of_the_tensor(shell, tmp_path):
     path = samples.make_model(tmp_path / "broken", tied=False)
-    weights = load_file(f"{path}/model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
-    save_file(weights, f"{path}/model.safetensors", {"format": "pt"})
+    samples.change_weights(
+        path, lambda weights: weights["model.layers.1.mlp.up_proj.weight"][0].fill_(float("nan"))
+    )
     done = shell("probe", path)
     assert (done.code, done.out) == (65, "")
     assert "tensor model.layers.1.mlp.up_proj.weight is not finite" in done.err

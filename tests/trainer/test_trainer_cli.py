@@ -20,6 +20,7 @@ from syncd.jobfile.model import KEYS
 from trainer.cli.main import run, trainer
 from trainer.config.job_config import enter_job_dir
 from trainer.config.load import load_config
+from trainer.launch import rank_env  # noqa: F401 - before `module` puts another package there
 
 
 @pytest.fixture
@@ -158,14 +159,40 @@ def stages(file):
 
 
 def test_the_stages_command_trains_each_stage(shell, stages, module, tmp_path, monkeypatch):
-    for name in ("RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RANK", raising=False)
     calls = module("trainer.launch.train", "train", 75)
     code, _, err = shell("stages", stages, "--nproc", "2")
     assert code == 75
     assert err.startswith("stage a: 1 of 1, from ")
     ((config, nproc),) = calls
     assert (config.job.dir, nproc) == (f"{tmp_path}/job/a", 2)
+
+
+IN_SLURM = {"SLURM_JOB_ID": "17", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+RANK_OF_TWO = {
+    "srun": {**IN_SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2",
+             "SLURM_STEP_NODELIST": "n0"},
+    "torchrun": {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                 "MASTER_ADDR": "n0", "MASTER_PORT": "29500"},
+}  # fmt: skip
+
+
+def test_the_script_of_a_slurm_job_runs_stages(shell, stages, module, monkeypatch):
+    for name, value in IN_SLURM.items():
+        monkeypatch.setenv(name, value)
+    calls = module("trainer.launch.train", "train", 0)
+    assert shell("stages", stages)[0] == 0
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("launcher", RANK_OF_TWO)
+def test_a_rank_of_several_runs_no_stages(shell, stages, monkeypatch, launcher):
+    for name, value in RANK_OF_TWO[launcher].items():
+        monkeypatch.setenv(name, value)
+    code, _, err = shell("stages", stages)
+    assert code == 2
+    assert "this is rank 0 of 2, and stages are started once" in err
+    assert "start it without torchrun and srun" in err
 
 
 def test_a_dry_run_of_stages_prints_each_configuration(shell, stages, tmp_path):
@@ -183,13 +210,6 @@ def test_a_dry_run_of_stages_shows_a_placeholder_for_a_later_model(shell, stages
     assert first["model"]["path"] == f"{tmp_path}/model"
     assert second["model"]["path"] == "(the newest full checkpoint of stage a)"
     assert "contradiction" not in err
-
-
-def test_the_stages_command_refuses_to_run_as_a_rank(shell, stages, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    code, _, err = shell("stages", stages)
-    assert code == 2
-    assert "RANK is set" in err
 
 
 def test_export_passes_its_arguments_on(shell, module):

@@ -7,11 +7,10 @@ import click
 
 from syncd.errors import UsageError
 from trainer.cli.train import job_command, show
+from trainer.launch.rank_env import read_rank_env
 
 if TYPE_CHECKING:
     from syncd.jobfile.model import JobFile
-
-_LAUNCHED = ("RANK", "SLURM_PROCID")
 
 
 @job_command
@@ -54,19 +53,17 @@ def stages(
     named = {stage.config.model.path for stage in plan.stages if not stage.follows}
 
     def run(job: "JobFile") -> int:
-        recorded = job.model.path not in named
-        check_model(
-            job, trust=trust, recorded=recorded
-        )  # of a stage that follows another it was not there before
+        # Of a stage that follows another it was not there before.
+        check_model(job, trust=trust, recorded=job.model.path not in named)
         return train(job, nproc, allowed=allowed)
 
     ctx.exit(run_stages(plan, run, lambda line: click.echo(line, err=True), allowed))
 
 
 def _refuse_ranks() -> None:
-    for name in _LAUNCHED:
-        if name in os.environ:
-            raise UsageError(
-                f"{name} is set: this is one rank of several, and stages are started once",
-                hint=f"start it without torchrun and srun, or unset {name}",
-            )
+    rank_env = read_rank_env(os.environ)
+    if rank_env.origin != "alone":
+        raise UsageError(
+            f"this is rank {rank_env.rank} of {rank_env.world_size}, and stages are started once",
+            hint="start it without torchrun and srun",
+        )

@@ -82,7 +82,7 @@ def train(
       5   another trainer trains the job
       74  the storage refused the last save, or more than sync.max_failures in a row
       75  stopped by SIGTERM or SIGUSR2 and saved, or a tinker server failed: start it again to resume
-      78  the file is invalid or contradicts the job, no GPU where one is required, or a package is missing
+      78  the file is invalid or contradicts the job, the model is incomplete, or a GPU or a package is missing
       130 Ctrl-C before anything was trained, or twice
 
     \b

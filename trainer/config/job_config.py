@@ -40,7 +40,7 @@ def enter_job_dir(config: JobFile, allowed: Collection[str] = ()) -> JobFile:
     settled = make_job_dir(config)
     with storage_errors(settled.job.dir):
         refuse_mirrored(Job.at(settled.job.dir), "a trainer")
-    keep_config(settled, allowed)
+        keep_config(settled, allowed)
     return settled
 
 

@@ -17,7 +17,7 @@ from syncd.protocol.layout import ADAPTER, ADAPTER_CONFIG
 from trainer.config.attention import text_config
 
 _METHODS = frozenset({SyncMethod.CHECKPOINT.value, SyncMethod.AUTO.value})
-_PLACE = f"model.lora.adapter is a directory with {ADAPTER_CONFIG} and {ADAPTER}, as peft's save_pretrained writes it"
+PLACE = f"model.lora.adapter is a directory with {ADAPTER_CONFIG} and {ADAPTER}, as peft's save_pretrained writes it"
 _CHANGES: Mapping[str, str] = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers beside the adapter",
@@ -77,9 +77,9 @@ def check_start_adapter(section: LoraSection) -> None:
         if isinstance(error, StorageError) and error.errno not in (errno.ENOENT, errno.ENOTDIR):
             raise
         text = f"the adapter to start from cannot be read: {error.message}"
-        raise ConfigError(text, path=error.path, hint=_PLACE) from error
+        raise ConfigError(text, path=error.path, hint=PLACE) from error
     if not os.path.isfile(f"{path}/{ADAPTER}"):
-        raise ConfigError(f"the adapter to start from has no {ADAPTER}", path=path, hint=_PLACE)
+        raise ConfigError(f"the adapter to start from has no {ADAPTER}", path=path, hint=PLACE)
     for key, value, its in (("rank", section.rank, adapter.rank), ("alpha", section.alpha, adapter.alpha)):
         if value != its:
             text = f"the adapter to start from has {key} {its:g}, and model.lora.{key} = {value}"

@@ -89,24 +89,17 @@ def _missing_weights(path: str) -> Iterator[str]:
     if index is None:
         yield f"model.safetensors (or {_INDEXES[0]} with its shards)"
         return
-    for name in _shards(path, index):
+    try:
+        with open(f"{path}/{index}", encoding="utf-8") as file:
+            shards = set(map(str, parse_json(file.read())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield f"{index} (the one there is not an index of weights: it has no table weight_map)"
+        return
+    for name in sorted(shards):
         if os.path.isfile(f"{path}/{name}"):
             yield from _cut_off(path, name)
         else:
             yield name
-
-
-def _shards(path: str, name: str) -> list[str]:
-    index = f"{path}/{name}"
-    try:
-        with open(index, encoding="utf-8") as file:
-            return sorted(set(map(str, parse_json(file.read())["weight_map"].values())))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            "not an index of weights: it has no table weight_map",
-            path=index,
-            hint=_where_from(path, "model.path"),
-        ) from error
 
 
 def _cut_off(path: str, name: str) -> Iterator[str]:

@@ -12,17 +12,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # torch.distributed, for type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from syncd.errors import (
-    DOCS,
-    ConfigError,
-    SyncdError,
-    TimedOutError,
-    TryAgainError,
-    first_line,
-    storage_error,
-)
+from syncd.errors import DOCS, ConfigError, SyncdError, TimedOutError, TryAgainError, first_line
 from syncd.jobfile.model import JobFile
-from syncd.transports.ranks import RankGroup, Ranks
+from syncd.transports.ranks import RankGroup, Ranks, rank0_or_error
 from trainer.config import job_config
 from trainer.launch.rank_env import LISTENING, RankEnv
 
@@ -120,18 +112,6 @@ def share_config(config: JobFile, rank_env: RankEnv, ranks: Ranks, allowed: Coll
     """Return the configuration on all ranks; rank 0 enters the job directory, unless `trainer train` has done it."""
     if rank_env.origin == "trainer":
         return config
-    outcome = ranks.broadcast(_enter_job_dir(config, allowed) if ranks.rank == 0 else None)
-    if isinstance(outcome, SyncdError):
-        raise outcome if ranks.rank == 0 else SystemExit(outcome.exit_code)
-    if outcome is None:
-        raise AssertionError("rank 0 broadcasts its configuration")
-    return outcome
-
-
-def _enter_job_dir(config: JobFile, allowed: Collection[str]) -> JobFile | SyncdError:
-    try:
-        return job_config.enter_job_dir(config, allowed)
-    except SyncdError as error:
-        return error
-    except OSError as error:
-        return storage_error(error, config.job.dir)
+    entered = ranks.broadcast(rank0_or_error(ranks, job_config.enter_job_dir, config, allowed))
+    assert entered is not None, "rank 0 has entered it"
+    return entered

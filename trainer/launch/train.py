@@ -20,7 +20,7 @@ from trainer.launch.supervisor import start_ranks
 from trainer.stopping import INTERRUPTED, end_at_once
 
 RUN = "trainer.run:run_rank"
-"""The function that is one rank: `(config: JobFile, place: Place) -> int`, imported when it is called."""
+"""The function that is one rank: `(config: JobFile, rank_env: RankEnv) -> int`, imported when it is called."""
 
 HANDED = "TRAINER_CONFIG"  # environment variable in which ranks find the configuration, as JSON
 

@@ -2,6 +2,7 @@
 result. Public examples of the four projects, with their sources, are in test_importing_examples.py.
 """
 
+import errno
 import os
 import re
 import subprocess
@@ -373,6 +374,32 @@ def test_nothing_is_overwritten_and_a_taken_directory_is_refused(
     assert run(["import", name, "--without", "no.such"]) == 2
 
 
+def test_a_job_that_resumes_a_step_starts_from_it_whatever_the_file_says_of_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "export_training", lambda *_: None)
+    step = tmp_path / "verl/global_step_5"
+    step.mkdir(parents=True)
+    line = ["import", str(DATA / "verl-ppo.yaml"), "--set", "trainer.resume_mode=disable"]
+    assert run([*line, "--to", str(tmp_path / "new.toml")]) == 0
+    assert not load_config(str(tmp_path / "new.toml")).trainer.continue_from_checkpoint
+    resumed = ["--to", str(tmp_path / "resumed.toml"), "--from-checkpoint", str(step), "--resume"]
+    assert run([*line, *resumed]) == 0
+    assert load_config(str(tmp_path / "resumed.toml")).trainer.continue_from_checkpoint
+
+
+def test_a_relative_model_is_looked_for_where_the_job_file_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["import", str(DATA / "verl-ppo.yaml"), "--set", "actor_rollout_ref.model.path=base"]
+    for model, is_said in (("base", True), ("jobs/base", False)):
+        (tmp_path / model).mkdir(parents=True)
+        assert run([*line, "--to", "jobs/job.toml"]) == 0
+        assert ("base is no directory here" in capsys.readouterr().err) == is_said
+        (tmp_path / "jobs/job.toml").unlink()
+
+
 def test_the_directory_of_the_job_file_is_made_before_anything_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +415,47 @@ def test_the_directory_of_the_job_file_is_made_before_anything_is_exported(
     job = tmp_path / "file/job.toml"
     assert run(["import", str(DATA / "verl-ppo.yaml"), "--to", str(job), *resumed]) == 74
     assert len(exported) == 1
+
+
+def test_a_job_file_that_cannot_be_written_whole_is_not_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["import", str(DATA / "verl-ppo.yaml"), "--to", str(tmp_path / "job.toml")]
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        assert run(line) == 74
+    assert "No space left on device" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+    assert run(line) == 0
+
+
+def test_a_second_import_of_a_job_file_is_refused_while_the_first_exports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, step, codes = tmp_path / "job.toml", tmp_path / "verl/global_step_5", list[int]()
+    step.mkdir(parents=True)
+    line = [
+        "import",
+        str(DATA / "verl-ppo.yaml"),
+        "--to",
+        str(job),
+        "--from-checkpoint",
+        str(step),
+        "--resume",
+    ]
+
+    def second(*_: object) -> None:
+        monkeypatch.setattr(start, "export_training", lambda *_: None)
+        codes.append(run(line))
+
+    monkeypatch.setattr(start, "export_training", second)
+    codes.append(run(line))
+    assert codes == [2, 0], capsys.readouterr().err
+    assert load_config(str(job)).algorithm.name == "ppo"
 
 
 def test_a_fifo_is_no_configuration_and_does_not_block(tmp_path: Path) -> None:

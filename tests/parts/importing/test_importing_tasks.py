@@ -202,6 +202,20 @@ def test_a_task_set_that_is_no_data_set_is_left_to_the_user(taskset: str, import
     assert "the tasks: --explorer.tasks FILE" in importer.said
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("buffer.explorer_input.default_workflow_type=[math_workflow]", "is not text"),
+        ("monitor.monitor_type=[null]", "monitor.monitor_type: has null among its values"),
+    ],
+)
+def test_a_value_that_has_no_counterpart_in_toml_or_among_workflows_is_refused(
+    setting: str, words: str, importer: Importer
+) -> None:
+    text = _trinity("{path: openai/gsm8k}", "simple_workflow")
+    assert words in importer.refusal("rft.yaml", text, "--set", setting)
+
+
 def test_orders_of_trinity_are_ours_or_the_users_choice(importer: Importer) -> None:
     for kind, expected in (("sequential", False), ("shuffle", True)):
         taskset = f"{{path: x/y, task_selector: {{selector_type: {kind}, seed: 5}}}}"
@@ -386,6 +400,7 @@ def test_options_that_a_variable_of_the_script_holds_count(importer: Importer, s
         'MORE="actor_rollout_ref.actor.grad_clip=0.5"\nMORE+=" algorithm.kl_ctrl.kl_coef=0.1"',
         'A="actor_rollout_ref.actor.grad_clip=0.5"\nA+=" x"\nMORE="$A algorithm.gamma=1.0"',
         'if [ "$1" = long ]; then MORE="actor_rollout_ref.actor.grad_clip=0.5"; else MORE=""; fi',
+        'if [ "$1" = long ]; then MORE="actor_rollout_ref.actor.grad_clip=0.5"; fi',
     ],
 )
 def test_options_that_only_a_run_of_the_script_would_tell_are_refused(
@@ -395,3 +410,19 @@ def test_options_that_only_a_run_of_the_script_would_tell_are_refused(
     script = f"{assignments}\nLR=1 LR=2 WORDS=a\nWORDS+=b\n{command}"
     assert "MORE: depends on what only the script's run would tell" in importer.refusal("run.sh", script)
     assert importer.run("run.sh", script, "--without", "MORE") == 0
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        "RUNS=/runs/x\nRUNS+=-seed2",
+        'if [ "$1" = short ]; then\n  RUNS=/runs/x\nfi',
+        'RUNS=/runs/x\nfor RUNS in "$@"; do echo $RUNS; done',
+    ],
+)
+def test_a_value_that_only_a_run_of_the_script_would_tell_is_refused(
+    importer: Importer, assignments: str
+) -> None:
+    command = f"python3 -m verl.trainer.main_ppo {_verl()}".replace("'/runs/x'", "$RUNS")
+    said = importer.refusal("run.sh", f"{assignments}\n{command}")
+    assert "trainer.default_local_dir: depends on what only the script's run would tell" in said

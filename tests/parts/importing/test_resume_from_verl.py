@@ -16,7 +16,11 @@ from support.engine_cases import equal  # noqa: E402
 from support.matrices import LONG  # noqa: E402
 from support.paths import PYTHONPATH, TESTS  # noqa: E402
 
+from syncd.protocol.layout import Job  # noqa: E402
 from trainer.cli.main import run  # noqa: E402
+from trainer.export import export  # noqa: E402
+from trainer.parts.importing import full_checkpoint  # noqa: E402
+from trainer.resume import find_state  # noqa: E402
 
 _LONG = 900.0
 pytestmark = [pytest.mark.group("engines"), pytest.mark.slow, pytest.mark.timeout(2 * _LONG), LONG]
@@ -63,7 +67,7 @@ def test_the_imported_job_is_a_full_checkpoint_without_foreign_pickles(place):
         theirs = place / "verl/global_step_2/actor" / path.name
         one, other = (torch.load(file, weights_only=False) for file in (path, theirs))
         assert equal(one, other), path.name
-    assert not list(place.glob(".after*"))
+    assert not list(place.rglob(".import"))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +106,27 @@ def test_what_cannot_be_resumed_is_said_and_nothing_is_written(place, tmp_path, 
     assert code == (65 if how == "torn" else 78)
     assert text in capsys.readouterr().err
     assert sorted(os.listdir(tmp_path)) == ["verl"]
+
+
+def test_of_two_imports_into_one_directory_the_second_leaves_the_first_alone(place, tmp_path, monkeypatch):
+    shutil.copytree(place / "verl/global_step_2", tmp_path / "verl/global_step_2")
+    codes = []
+
+    def imported(name):
+        job = ["--to", str(tmp_path / name), "--job.dir", str(tmp_path / "job"), "--engine.device", "cpu"]
+        step = ["--from-checkpoint", str(tmp_path / "verl/global_step_2"), "--resume"]
+        codes.append(run(["import", str(place / "verl.json"), *job, *step]))
+
+    def export_after_another_import(*arguments):
+        monkeypatch.setattr(full_checkpoint, "export", export)
+        imported("second.toml")
+        export(*arguments)
+
+    monkeypatch.setattr(full_checkpoint, "export", export_after_another_import)
+    imported("first.toml")
+    assert sorted(codes) == [0, 2]
+    assert find_state(Job.at(tmp_path / "job")).step == 2
+    assert sorted(os.listdir(tmp_path)) == ["first.toml", "job", "verl"]
 
 
 class Marked:

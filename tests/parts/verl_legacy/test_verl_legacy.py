@@ -142,6 +142,7 @@ def test_asking_for_log_probs_disturbs_nothing(one):
 REFUSALS = {
     "attention": ("the model cannot be built", ""),
     "no directory": ("not a model directory", "hf download"),
+    "lacking": ("it has no tensor model.layers.1.mlp.up_proj.weight", ""),
     "rotary": ("transformers 4 does not read rope_parameters", '"rope_theta": 500000.0'),
     "mixed": ("rollouts or examples, not both", "data.sft_ratio = 0"),
     "vocabulary": ("token 61 in a batch for a model of 61 tokens", "tokenizer"),

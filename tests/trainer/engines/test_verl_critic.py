@@ -116,6 +116,7 @@ def test_a_model_that_cannot_be_the_critic_is_refused(one):
     (found,) = one["small_critic"]
     assert "a critic of 40 tokens for a policy of 61" in found["Llama"][1]
     assert 'no decoder with a number for each token of the model type "gpt2"' in found["GPT2"][1]
+    assert "it has no tensor model.layers.1.mlp.up_proj.weight" in found["lacking"][1]
 
 
 @pytest.mark.parametrize("layout", ["ours", "verl's"])

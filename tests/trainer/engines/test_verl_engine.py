@@ -215,6 +215,14 @@ REFUSALS = {
     "cosine": ('schedule = "cosine" has no end', "trainer.total_steps"),
     "no directory": ("not a model directory: No such file or directory: /nowhere/model", "hf download"),
     "attention": ('the model cannot be built: Specified `attn_implementation="none"`', ""),
+    "lacking": (
+        "the model cannot be built: it has no tensor model.layers.1.mlp.up_proj.weight: ",
+        "hf download ORG/MODEL --local-dir ",
+    ),
+    "reshaped": (
+        "its tensor lm_head.weight has another shape than the model's: ",
+        "hf download ORG/MODEL --local-dir ",
+    ),
     "tokens": ("use_dynamic_bsz needs a bound", "max_token_len_per_gpu"),
     "vocabulary": ("token 61 in a batch for a model of 61 tokens", "tokenizer"),
     "empty": ("a batch with nothing to learn from", ""),

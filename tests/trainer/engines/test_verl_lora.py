@@ -24,6 +24,8 @@ def lora_models(models):
     samples.make_model(models / "tied-safe", tied=True)
     lora_cases.make_adapter(models / "adapter", models / "untied")
     lora_cases.make_adapter(models / "dora", models / "untied", use_dora=True)
+    lora_cases.make_adapter(models / "renamed-adapter", models / "untied")
+    lora_cases.rename_tensors(models / "renamed-adapter")
     return models
 
 
@@ -192,6 +194,10 @@ REFUSALS = {
     "another alpha": ("the adapter to start from has alpha 12, and model.lora.alpha = 8", "alpha = 12"),
     "targets of an adapter": ("model.lora.targets has no effect without new adapters", "leave it out"),
     "no adapter": ("No such file or directory", ""),
+    "adapter of another model": (
+        "the adapter to start from has no tensor base_model.model.model.layers.0.self_attn.q_proj.lora_A",
+        "model.lora.adapter",
+    ),
     "dora": ("an adapter with DoRA is not supported", ""),
     "binary": ("the model has no weights in safetensors", "save_pretrained"),
     "tied head": ("layer lm_head can have no adapter: its weight is tied", "exclude"),

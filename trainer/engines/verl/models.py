@@ -15,13 +15,16 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import EngineConfig, HFModelConfig, OptimizerConfig
 from verl.workers.engine import EngineRegistry
 
+from syncd.errors import ConfigError
 from syncd.jobfile.model import JobFile
 from syncd.jobfile.trainer_sections import OptimizerSection
 from trainer.config.critic import critic_path
+from trainer.config.lora import PLACE
 from trainer.config.schedule import critic_schedule_steps, schedule_steps
 from trainer.config.strategies import strategy_of
 from trainer.engines.verl import settings
 from trainer.engines.verl.refusals import refusals
+from trainer.whole_models import whole_models
 
 _SAVED = ["model", "optimizer", "extra"]
 """What a full checkpoint has; weights for explorers are written elsewhere."""
@@ -59,8 +62,27 @@ class Model(Answering, Protocol):
 
 
 def build_model(config: JobFile, device: str, *, forward_only: bool = False) -> Model:
-    with refusals(config.model.path, has_adapters=config.model.lora.rank > 0):
+    lora = config.model.lora
+    with (
+        refusals(config.model.path, has_adapters=lora.rank > 0),
+        whole_models(),
+        _whole_adapter(lora.adapter),
+    ):
         return _policy(config, device, forward_only=forward_only)
+
+
+@contextlib.contextmanager
+def _whole_adapter(path: str) -> Iterator[None]:
+    """Refuse an adapter that lacks a tensor of the model's layers, of which peft only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+        try:
+            yield
+        except UserWarning as error:
+            name = str(error).partition("'")[2].partition("'")[0]
+            raise ConfigError(
+                f"the adapter to start from has no tensor {name}", path=path, hint=PLACE
+            ) from error
 
 
 def _policy(config: JobFile, device: str, *, forward_only: bool) -> Model:
@@ -81,7 +103,7 @@ def _policy(config: JobFile, device: str, *, forward_only: bool) -> Model:
 def build_critic(config: JobFile, device: str) -> Model:
     # torch says so of any head with a bias; nothing changes its output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    with refusals(critic_path(config)):
+    with refusals(critic_path(config)), whole_models(new=settings.VALUE_HEAD_NAME):
         model = build_part(
             "value_model",
             config.engine.strategy,

@@ -26,6 +26,9 @@ from trainer.config.schedule import CONSTANT, COSINE
 VALUE_HEAD = {"num_labels": 1, "classifier_dropout": 0.0}
 """What makes a token classification of transformers a critic, in its config."""
 
+VALUE_HEAD_NAME = "score."
+"""How the names of that head's tensors begin; a critic that starts from a policy has none of them."""
+
 
 def model_config(config: JobFile) -> HFModelConfig:
     return HFModelConfig(

@@ -1,7 +1,7 @@
 """Applies a table to the values of one configuration: what becomes of each key, and why."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,10 @@ class Outcome:
     by_hand: dict[str, str] = field(default_factory=dict)  # theirs that are left to the user, with what to do
     refusals: list[Refusal] = field(default_factory=list)  # theirs that cannot be mapped
 
+    def value(self, key: str) -> Any:
+        entry = self.entries.get(key)
+        return None if entry is None else entry.value
+
 
 def apply(
     table: Table, values: Mapping[str, Any], ours: Mapping[str, Any], without: Collection[str] = ()
@@ -57,8 +61,9 @@ def apply(
             for key, owner in owners.items()
             if owner is row or (row.kind == "mapped" and row.matches(key))
         ]
-        _apply_row(row, keys, config, ours, outcome)
-    outcome.refusals = list(dict.fromkeys([*outcome.refusals, *_unknown(table, config)]))
+        _apply_row(row, keys, config, outcome)
+    unknown = [key for key, value in config.values.items() if owners[key] is None and value != {}]
+    outcome.refusals = list(dict.fromkeys([*outcome.refusals, *_unknown(unknown, table, config)]))
     outcome.entries |= {key: Entry(value, COMMAND_LINE) for key, value in ours.items()}
     return outcome
 
@@ -75,17 +80,15 @@ def is_below(key: str, tables: Collection[str]) -> bool:
     return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
-def _apply_row(
-    row: Row, keys: Sequence[str], config: Configuration, ours: Mapping[str, Any], outcome: Outcome
-) -> None:
+def _apply_row(row: Row, keys: Sequence[str], config: Configuration, outcome: Outcome) -> None:
     own = [key for key in keys if key in config.values]
     if row.kind == "mapped" and keys:
-        _map(row, keys, config, ours, outcome)
+        _map(row, keys, config, outcome)
     elif row.kind == "not_needed":
         outcome.unneeded |= dict.fromkeys(own, row.about)
     elif row.kind == "by_hand":
         outcome.by_hand |= dict.fromkeys(own, row.about)
-    elif row.kind == "unsupported" and not any(is_below(key, row.ours) for key in ours):
+    elif row.kind == "unsupported" and not any(is_below(key, row.ours) for key in config.chosen):
         outcome.refusals += [
             Refusal(key, row.about, row.instead or f"--without {key}")
             for key in keys
@@ -102,15 +105,13 @@ def is_off(value: Any, off: Sequence[Any]) -> bool:
     )
 
 
-def _map(
-    row: Row, keys: Sequence[str], config: Configuration, ours: Mapping[str, Any], outcome: Outcome
-) -> None:
+def _map(row: Row, keys: Sequence[str], config: Configuration, outcome: Outcome) -> None:
     own = [key for key in keys if key in config.values]
     try:
         values = convert(row, config)
     except CannotMapError as error:
         instead = error.instead or _instead(row)
-        if not _is_chosen(row, instead, ours):
+        if not _is_chosen(row, instead, config.chosen):
             outcome.refusals.append(Refusal(few(own or keys), error.why, instead))
         return
     for key, value in values.items():
@@ -143,12 +144,11 @@ def _enter(key: str, entry: Entry, outcome: Outcome) -> None:
         outcome.refusals.append(Refusal(entry.origin, why, f"--without {entry.origin}"))
 
 
-def _unknown(table: Table, config: Configuration) -> Iterator[Refusal]:
-    keys = [key for row in table.rows for key in row.theirs if "*" not in key]
-    for key, value in config.values.items():
-        if value == {} or any(row.matches(key) for row in table.rows):
-            continue
-        near = difflib.get_close_matches(key, keys, 1, 0.8)
+def _unknown(keys: Iterable[str], table: Table, config: Configuration) -> Iterator[Refusal]:
+    known = [key for row in table.rows for key in row.theirs if "*" not in key]
+    for key in keys:
+        near = difflib.get_close_matches(key, known, 1, 0.8)
         what = f"did you mean {near[0]}? else " if near else ""
+        value = config.values[key]
         why = value.why if isinstance(value, Unresolved) else f"is no key of {table.title} that is known here"
         yield Refusal(key, why, f"{what}--without {key}")

@@ -5,11 +5,10 @@ import click
 from syncd.console import UncheckedPath
 from syncd.jobfile.overrides import JobFileCommand, check_file, overrides_argument
 from trainer.cli.train import plugin_names
+from trainer.parts.importing.table import PROJECTS, read_table
 
 AFTER = "stages"
 """The verb behind which `--help` lists this one."""
-
-SOURCES = ("trinity", "verl", "prime-rl", "trl")
 
 
 @click.command("import", cls=JobFileCommand, names=plugin_names)
@@ -24,7 +23,7 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
 @click.option(
     "--from",
     "source",
-    type=click.Choice(SOURCES),
+    type=click.Choice(PROJECTS),
     show_default="told by the keys",
     help="The project that FILE belongs to.",
 )
@@ -49,7 +48,7 @@ SOURCES = ("trinity", "verl", "prime-rl", "trl")
 @click.option(
     "--keys",
     "keys_of",
-    type=click.Choice(SOURCES),
+    type=click.Choice(PROJECTS),
     help="Print what becomes of each key of a project, and end.",
 )
 @click.pass_context
@@ -89,7 +88,6 @@ def import_(
     from trainer.parts.importing.key_tables import markdown  # noqa: PLC0415
     from trainer.parts.importing.report import report  # noqa: PLC0415
     from trainer.parts.importing.run import import_config  # noqa: PLC0415
-    from trainer.parts.importing.table import read_table  # noqa: PLC0415
 
     if keys_of is not None:
         click.echo(markdown(read_table(keys_of)), nl=False)

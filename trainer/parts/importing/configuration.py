@@ -55,6 +55,8 @@ class Configuration:
         value = self.all.get(key)
         if isinstance(value, Unresolved):
             raise CannotMapError(value.why, f"--set {key}=VALUE")
+        if isinstance(value, list) and None in value:  # TOML has none
+            raise CannotMapError("has null among its values", f"--set {key}=VALUE")
         return default if value is None else value
 
     def below(self, table: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The training state of the engine `verl` has verl's own format: the files of each
 `weights_only`, checked, and written again, so nothing that a file may hold is run, neither here nor at the resume.
 """
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -27,6 +28,7 @@ from trainer.export.fsdp import rank_files, without_warning
 from trainer.safe_unpickle import RUNS_CODE, SAFE
 
 _KINDS = ("model", "optim", "extra_state")
+_SCRATCH = ".import"  # in the job directory, until its weights are published
 _WEIGHTS_ONLY = "for the weights alone: leave out --resume"
 
 
@@ -35,16 +37,25 @@ def write_full_checkpoint(config: JobFile, source: str, step: int) -> None:
     _check_config(config, source)
     root, files = config.job.dir, RankFiles(f"{Job.at(source).step(step)}/{ACTOR}")
     files.check(config)
-    if os.path.isdir(root) and os.listdir(root):
-        raise UsageError("the job directory is not empty", path=root, hint="give --job.dir DIR")
     with storage_errors(root):
-        os.makedirs(root, exist_ok=True)
+        _claim(root)
     try:
         _publish(config, source, step)
         _write_training(Job.at(root, config.job.state_dir or None), files, step)
     except BaseException:
         shutil.rmtree(root, ignore_errors=True)
         raise
+
+
+def _claim(root: str) -> None:
+    """Make the job directory, with a directory of this import: of several at once, one makes that."""
+    os.makedirs(root, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(f"{root}/{_SCRATCH}")
+        if os.listdir(root) == [_SCRATCH]:
+            return
+        os.rmdir(f"{root}/{_SCRATCH}")
+    raise UsageError("the job directory is not empty", path=root, hint="give --job.dir DIR")
 
 
 class RankFiles:
@@ -120,22 +131,16 @@ def _check_config(config: JobFile, source: str) -> None:
 
 def _publish(config: JobFile, source: str, step: int) -> None:
     """Publish the weights of the step as the job will publish its own, so that explorers begin with them."""
-    root = config.job.dir
-    scratch = f"{os.path.dirname(root)}/.{os.path.basename(root)}.import"
-    shutil.rmtree(scratch, ignore_errors=True)
+    root, scratch = config.job.dir, f"{config.job.dir}/{_SCRATCH}"
     state = ["--state-dir", config.job.state_dir] if config.job.state_dir else []
-    try:
-        export(
-            source, step, scratch, config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype
-        )
-        command = [sys.executable, "-P", "-m", "syncd", "publish", root, str(step), scratch, *state]
-        done = subprocess.run(  # noqa: S603 - our own command
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
-        )
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    export(source, step, scratch, config.model.dtype if config.sync.dtype == "keep" else config.sync.dtype)
+    command = [sys.executable, "-P", "-m", "syncd", "publish", root, str(step), scratch, *state]
+    done = subprocess.run(  # noqa: S603 - our own command
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False
+    )
     if done.returncode:
         raise CorruptDataError(f"step {step} could not be published: exit code {done.returncode}", path=root)
+    shutil.rmtree(scratch)
 
 
 def _write_training(job: Job, files: RankFiles, step: int) -> None:

@@ -2,7 +2,7 @@
 
 Of a shell script only assignments, `$NAME`, `${NAME}`, `${NAME:-default}` and whole-number arithmetic are understood.
 Options that a variable holds stand in its place. A value that needs more stays unresolved, and so does one that the
-script gives twice: which of them counts, only a run would tell.
+script gives twice, or under a condition: which of them counts, only a run would tell.
 """
 
 import ast
@@ -10,7 +10,7 @@ import operator
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -19,14 +19,14 @@ from trainer.parts.importing.read_yaml import read_scalar
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)=(.*)", re.DOTALL)
 _DELETED = re.compile(r"~([a-z_][a-z0-9_]*(?:\.[A-Za-z0-9_]+)+)(?:=.*)?", re.DOTALL)
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_CHANGE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z][A-Za-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 _SUM = re.compile(r"\$\(\((.*?)\)\)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _LEFT = re.compile(r"[$`]")
 _ARRAY = re.compile(r"(?<=[A-Za-z0-9_+])=\((?!\s)((?:[^()]|\$\([^()]*\))*)\)")
+_CONDITIONS = {"if": "fi", "case": "esac"}
 _SKIPPED = frozenset({"export", "local", "readonly"})
 _LISTS = frozenset(
     {"lora_target_modules", "lora_modules_to_save", "reward_funcs", "reward_weights", "report_to"}
@@ -56,9 +56,9 @@ def read_command(text: str) -> dict[str, Any]:
         if match := _OVERRIDE.fullmatch(word):
             _add(overrides, match[1], _value(match[2], variables))
         elif match := _ASSIGNMENT.fullmatch(word):
-            value = _expanded(match[2], variables)
-            same = match[1] not in variables or variables[match[1]] == value
-            variables[match[1]] = value if same else None
+            name, appends, given = match.groups()
+            value = None if appends else _expanded(given, variables)
+            variables[name] = value if variables.get(name, value) == value else None
         elif match := _DELETED.fullmatch(word):
             _add(overrides, match[1], Unresolved("is deleted by the command"))
     flags = dict[str, Any]()
@@ -81,7 +81,20 @@ def _words(text: str) -> list[str]:
     arithmetic = _SUM.sub(lambda match: match[0].replace(" ", ""), text.replace("\\\n", " "))
     arrays = _ARRAY.sub(r" \1 ", arithmetic)
     spread = re.sub(r"=\(\s|(?<=\s)[();](?=\s|$)|;(?=\s)", " ", arrays)
-    return [word for word in shlex.split(spread, comments=True) if word not in _SKIPPED]
+    return list(_marked(word for word in shlex.split(spread, comments=True) if word not in _SKIPPED))
+
+
+def _marked(words: Iterable[str]) -> Iterator[str]:
+    """Yield words; what a condition or a loop assigns is appended, so that what the variable holds is not known."""
+    depth, before = 0, ""
+    for word in words:
+        depth += (word in _CONDITIONS) - (word in _CONDITIONS.values())
+        match = _ASSIGNMENT.fullmatch(word)
+        if before == "for":
+            yield f"{word}+="
+        else:
+            yield f"{match[1]}+={match[3]}" if match and depth > 0 else word
+        before = word
 
 
 def _spliced(words: Sequence[str]) -> tuple[list[str], dict[str, Unresolved]]:
@@ -89,7 +102,7 @@ def _spliced(words: Sequence[str]) -> tuple[list[str], dict[str, Unresolved]]:
     texts, holders = dict[str, str | None](), set[str]()
     spliced, unknown = list[str](), dict[str, Unresolved]()
     for word in words:
-        if match := _CHANGE.fullmatch(word):
+        if match := _ASSIGNMENT.fullmatch(word):
             name, appends, text = match.groups()
             text = _VARIABLE.sub(lambda other: texts.get(other[1] or other[2]) or other[0], text)
             others = [other[1] or other[2] for other in _VARIABLE.finditer(text)]

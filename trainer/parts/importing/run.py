@@ -5,14 +5,14 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from syncd.errors import DOCS, ConfigError, UsageError, storage_errors
 from syncd.experience.table import MAX_ROWS
 from syncd.jobfile.loader import COMMAND_LINE, Layer, parse_overrides
 from syncd.jobfile.model import KEYS, JobFile
 from trainer.config.algorithms import SFT
-from trainer.config.load import LOADER, load_config, resolved
+from trainer.config.load import LOADER, resolved
 from trainer.parts.importing.apply import Entry, Outcome, Refusal, apply, is_below
 from trainer.parts.importing.job_text import job_text
 from trainer.parts.importing.read_source import read_setting, read_source, resolve
@@ -71,7 +71,7 @@ def import_config(
     outcome.refusals += _missing(outcome)
     outcome.refusals += _taken(outcome, to)
     _drop_explorer(outcome)
-    outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome)
+    outcome.by_hand |= {} if checkpoint and not resume else _elsewhere(outcome, to)
     outcome.by_hand |= _taskless(outcome) | _served(outcome) | _warm(outcome)
     _make_room(outcome)
     export = enter_start(outcome, checkpoint, to, resume=resume)
@@ -80,12 +80,10 @@ def import_config(
     text = job_text(outcome.entries, _head(table, path))
     config = _checked(text, to or "job.toml")
     if to is not None:
-        with storage_errors(to):
-            os.makedirs(os.path.dirname(os.path.abspath(to)), exist_ok=True)
-    if export is not None:
-        export(config)
-    if to is not None:
-        _write(text, to)
+        with _new_file(to) as file:
+            if export is not None:
+                export(config)
+            file.write(text)
     return Imported(table, outcome, text)
 
 
@@ -117,7 +115,7 @@ def _taken(outcome: Outcome, to: str | None) -> Iterator[Refusal]:
     entry = outcome.entries.get("job.dir")
     if entry is None or entry.origin == COMMAND_LINE or not isinstance(entry.value, str):
         return
-    path = os.path.join(os.path.dirname(to or ""), os.path.expanduser(entry.value))
+    path = _seen_from(to, entry.value)
     with contextlib.suppress(OSError):
         if os.listdir(path):
             yield Refusal(
@@ -125,17 +123,21 @@ def _taken(outcome: Outcome, to: str | None) -> Iterator[Refusal]:
             )
 
 
-def _elsewhere(outcome: Outcome) -> dict[str, str]:
+def _seen_from(to: str | None, path: str) -> str:
+    """Return where a path of the job's file leads."""
+    return os.path.join(os.path.dirname(to or ""), os.path.expanduser(path))
+
+
+def _elsewhere(outcome: Outcome, to: str | None) -> dict[str, str]:
     entry = outcome.entries.get("model.path")
-    if entry is None or not isinstance(entry.value, str) or os.path.isdir(os.path.expanduser(entry.value)):
+    if entry is None or not isinstance(entry.value, str) or os.path.isdir(_seen_from(to, entry.value)):
         return {}
     command = f"hf download {entry.value} --local-dir DIR, then --model.path DIR"
     return {entry.origin: f"{entry.value} is no directory here; if it is a name on the hub: {command}"}
 
 
 def _taskless(outcome: Outcome) -> dict[str, str]:
-    name = outcome.entries.get("algorithm.name")
-    if (name is not None and name.value == SFT) or any(key in outcome.entries for key in TASKS):
+    if outcome.value("algorithm.name") == SFT or any(key in outcome.entries for key in TASKS):
         return {}
     return {
         "the tasks": f"--explorer.tasks FILE, or a data set, a generator, an environment: {DOCS}/tasks.md"
@@ -143,19 +145,20 @@ def _taskless(outcome: Outcome) -> dict[str, str]:
 
 
 def _served(outcome: Outcome) -> dict[str, str]:
-    kind = outcome.entries.get("explorer.engine.kind")
-    if kind is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
+    server = _SERVERS.get(str(outcome.value("explorer.engine.kind")))
+    if server is None or any(f"explorer.engine.{name}" in outcome.entries for name in ("address", "command")):
         return {}
-    if kind.value not in _SERVERS:
-        return {}
-    start = f"--explorer.engine.command '{_SERVERS[kind.value]}' has each explorer start one"
+    start = f"--explorer.engine.command '{server}' has each explorer start one"
     return {"the server": f"{start}, --explorer.engine.address URL names one that runs"}
 
 
 def _warm(outcome: Outcome) -> dict[str, str]:
-    names = ("algorithm.temperature", "explorer.engine.kind")
-    temperature, kind = (outcome.entries.get(name) for name in names)
-    if temperature is None or kind is None or temperature.value == 1 or kind.value not in ("vllm", "sglang"):
+    temperature = outcome.entries.get("algorithm.temperature")
+    if (
+        temperature is None
+        or temperature.value == 1
+        or str(outcome.value("explorer.engine.kind")) not in _SERVERS
+    ):
         return {}
     server = "start the server with log-probs at that temperature (vLLM: --logprobs-mode processed_logprobs)"
     return {temperature.origin: f"{server}, and give --explorer.engine.processed_logprobs true"}
@@ -163,22 +166,17 @@ def _warm(outcome: Outcome) -> dict[str, str]:
 
 def _drop_explorer(outcome: Outcome) -> None:
     """Leave out what defaults say of explorers where only examples are learnt."""
-    name = outcome.entries.get("algorithm.name")
-    if name is not None and name.value == SFT:
-        idle = [
-            key
-            for key, entry in outcome.entries.items()
-            if key.startswith("explorer.") and not entry.is_given
-        ]
-        for key in idle:
-            del outcome.entries[key]
+    if outcome.value("algorithm.name") == SFT:
+        entries = outcome.entries.items()
+        outcome.entries = {
+            key: entry for key, entry in entries if entry.is_given or not key.startswith("explorer.")
+        }
 
 
 def _make_room(outcome: Outcome) -> None:
     """Let as many experiences wait as two steps have, where that is more than by default."""
-    sizes = [outcome.entries.get(f"data.{name}") for name in ("groups", "group_size")]
-    if all(size is not None and isinstance(size.value, int) for size in sizes):
-        groups, size = (size.value for size in sizes if size)
+    groups, size = outcome.value("data.groups"), outcome.value("data.group_size")
+    if isinstance(groups, int) and isinstance(size, int):
         if groups * size > KEYS.all["data.max_waiting"].default:
             room = Entry(2 * groups * size, "the experiences of two steps")
             outcome.entries.setdefault("data.max_waiting", room)
@@ -187,8 +185,8 @@ def _make_room(outcome: Outcome) -> None:
 
 def _share_out(outcome: Outcome, groups: int, size: int) -> None:
     """Let several explorers write the batches of a step that is larger than a batch."""
-    kind = outcome.entries.get("explorer.engine.kind")
-    if groups * size <= MAX_ROWS or size > MAX_ROWS or kind is None or "explorer.groups" in outcome.entries:
+    is_open = "explorer.engine.kind" in outcome.entries and "explorer.groups" not in outcome.entries
+    if not is_open or not size <= MAX_ROWS < groups * size:
         return
     own = max(number for number in range(1, MAX_ROWS // size + 1) if groups % number == 0)
     outcome.entries["explorer.groups"] = Entry(own, f"a batch has {MAX_ROWS} rollouts at most")
@@ -214,9 +212,16 @@ def _checked(text: str, path: str) -> JobFile:
         raise ConfigError(f"what the file says cannot be trained here: {error.message}", hint=hint) from error
 
 
-def _write(text: str, path: str) -> None:
-    with storage_errors(path), open(path, "x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    load_config(path)
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[TextIO]:
+    """Yield a new file, which is removed if it cannot be written or what its job starts from cannot be exported."""
+    with storage_errors(path):
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path, "x", encoding="utf-8") as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                os.unlink(path)
+                raise

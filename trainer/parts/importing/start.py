@@ -26,14 +26,14 @@ def enter_start(outcome: Outcome, checkpoint: str | None, to: str | None, *, res
     if to is None:
         raise UsageError("--from-checkpoint needs --to", hint="its weights go beside the job's file")
     if resume:
+        outcome.entries.pop("trainer.continue_from_checkpoint", None)  # their run may have begun anew
         return partial(export_training, os.path.dirname(path), step)
     return _start_weights(outcome, path, step, to)
 
 
 def _start_weights(outcome: Outcome, path: str, step: int, to: str) -> Export:
     name, origin = f"{os.path.splitext(os.path.basename(to))[0]}-start", f"{path}, exported"
-    enabled = outcome.entries.get("critic.enabled")
-    critic = enabled is not None and enabled.value is True and os.path.isdir(f"{path}/critic")
+    critic = outcome.value("critic.enabled") is True and os.path.isdir(f"{path}/critic")
     outcome.refusals = [refusal for refusal in outcome.refusals if "--model.path" not in refusal.instead]
     outcome.entries["model.path"] = Entry(name, origin)
     if critic:

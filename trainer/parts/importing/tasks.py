@@ -78,11 +78,11 @@ def trinity_tasks(config: Configuration, **columns: str | None) -> list[dict[str
 
 def _messages(config: Configuration) -> dict[str, Any]:
     """Return how a workflow of one turn makes messages of a question; others make their own."""
-    workflow = config.get("buffer.explorer_input.default_workflow_type")
-    workflow = config.get(f"{_TASKSET}.default_workflow_type", workflow)
+    workflow = config.get("buffer.explorer_input.default_workflow_type", "")
+    workflow = as_text(config.get(f"{_TASKSET}.default_workflow_type", workflow))
     system = config.get(f"{_TASKSET}.format.system_prompt")
     reward = config.get("buffer.explorer_input.default_reward_fn_type", _MATH)
-    has_own = "math" in str(workflow) and config.get(f"{_TASKSET}.default_reward_fn_type", reward) == _MATH
+    has_own = "math" in workflow and config.get(f"{_TASKSET}.default_reward_fn_type", reward) == _MATH
     if workflow not in _ONE_TURN or (system is None and has_own):
         return {}
     return {"system": system} if system else {"chat": True}

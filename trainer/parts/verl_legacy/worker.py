@@ -18,6 +18,7 @@ from syncd.jobfile.trainer_sections import AlgorithmSection
 from syncd.transports.ranks import Ranks
 from trainer.config.algorithms import OWN_LOSS, SFT, clip_bounds, find_loss
 from trainer.config.schedule import schedule_steps
+from trainer.whole_models import whole_models
 
 
 class LegacyModel:
@@ -48,7 +49,7 @@ def build_model(config: JobFile, algorithm: AlgorithmSection, ranks: Ranks) -> L
     for name, value in variables.items():
         os.environ.setdefault(name, str(value))
     try:
-        with _quiet():
+        with _quiet(), whole_models():
             # A configuration of its own: the worker divides sizes in it by the number of ranks.
             worker = ActorRolloutRefWorker(_worker_config(config, algorithm, ranks.world_size), role="actor")
             worker.init_model()
