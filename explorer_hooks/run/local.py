@@ -198,19 +198,27 @@ class LocalEngine(InferenceEngine):
 def open_hook(file: JobFile) -> TransformersHook:
     """Return the hook of the model that a file names, which is loaded and ready to generate."""
     section, directory, trust = file.explorer.engine, file.model.path, file.model.trust_remote_code
-    dtype = getattr(torch, section.dtype)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=trust)
-    except Exception as error:  # what safetensors and transformers raise has no common class
-        hint = "model.path names a Hugging Face model directory"
-        text = f"the model cannot be loaded: {first_line(error)}"
-        raise ConfigError(text, path=directory, hint=hint) from error
+    model = _load_whole(directory, dtype=getattr(torch, section.dtype), trust_remote_code=trust)
     if file.model.publishes_adapters:
         from explorer_hooks.hooks.peft_model import PeftHook, with_adapter  # noqa: PLC0415 - takes seconds
 
         model = with_adapter(model, file.model.lora)
         return PeftHook(model.to(device_of(section.device)).eval(), directory, timeout=section.timeout)
     return TransformersHook(model.to(device_of(section.device)).eval(), timeout=section.timeout)
+
+
+def _load_whole(directory: str, **options: Any) -> Any:
+    """Return a model; refuse a directory that lacks a tensor, which transformers would draw at random."""
+    hint = "model.path names a Hugging Face model directory"
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True, **options)
+    except Exception as error:  # what safetensors and transformers raise has no common class
+        text = f"the model cannot be loaded: {first_line(error)}"
+        raise ConfigError(text, path=directory, hint=hint) from error
+    model, info = loaded
+    if missing := info["missing_keys"]:
+        raise ConfigError(f"the model has no tensor {min(missing)}", path=directory, hint=hint)
+    return model
 
 
 def device_of(name: str) -> torch.device:

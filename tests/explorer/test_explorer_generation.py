@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from support.fake_servers import Answer, VanishError
 from support.generating import Completing
@@ -471,4 +472,14 @@ def test_a_model_that_was_copied_in_part_is_an_error_of_the_configuration(direct
     os.truncate(copy / "model.safetensors", size)
     job = job_of(model={"path": str(copy)}, explorer={"tasks": "tasks.jsonl"})
     with pytest.raises(ConfigError, match="the model cannot be loaded: Error while deserializing"):
+        open_hook(load_file(write_job(tmp_path / "job.toml", job)))
+
+
+def test_a_model_that_lacks_a_tensor_is_an_error_of_the_configuration(directory, tmp_path):
+    copy = shutil.copytree(directory, tmp_path / "model")
+    tensors = safetensors.torch.load_file(copy / "model.safetensors")
+    del tensors["model.norm.weight"]
+    safetensors.torch.save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    job = job_of(model={"path": str(copy)}, explorer={"tasks": "tasks.jsonl"})
+    with pytest.raises(ConfigError, match=r"the model has no tensor model\.norm\.weight"):
         open_hook(load_file(write_job(tmp_path / "job.toml", job)))
